@@ -1,0 +1,55 @@
+# Every target only calls a script in ci/ or a Python module; what they do can be read, and typed, there.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+VENV   := .venv
+PY     := $(VENV)/bin/python
+STAMP  := $(VENV)/.stamp
+EVAL   := $(VENV)/bin/turbokv-eval
+# Options for compare, bench and build: make compare ARGS="-m MODEL.gguf -f TEXT"
+ARGS   ?=
+
+.PHONY: help venv build compare test check sanitize bench fork-apply fork-export fork-check codebook clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml ci/venv.sh
+	@sh ci/venv.sh $(VENV)
+
+venv: $(STAMP) ## Create .venv with this package and the development tools
+
+build: $(STAMP) ## Materialise the fork and build its programs into build/cpu/bin
+	@$(EVAL) build $(ARGS)
+
+compare: $(STAMP) ## Build, then compare every cache type on a real model (ARGS="-m MODEL.gguf -f TEXT")
+	@$(EVAL) build
+	@$(EVAL) compare $(ARGS)
+
+test: $(STAMP) ## Everything CI runs: check, fork, codebooks, build, ctest, live tests
+	@sh ci/test.sh $(VENV)
+
+check: $(STAMP) ## Style, types and unit tests; no compiler, under two minutes
+	@sh ci/check.sh $(VENV)
+
+sanitize: $(STAMP) ## The codec tests under the address and undefined-behaviour sanitizers
+	@sh ci/sanitize.sh $(VENV)
+
+bench: $(STAMP) ## Speed of every cache type at depth 0 and 4096, without the quality part
+	@$(EVAL) build
+	@$(EVAL) bench $(ARGS)
+
+fork-apply: $(STAMP) ## Materialise upstream + patches + overlay in build/llama.cpp
+	@$(PY) -m turbokv_eval.fork apply $(ARGS)
+
+fork-export: $(STAMP) ## Turn edits in build/llama.cpp into patches and overlay files
+	@$(PY) -m turbokv_eval.fork export $(ARGS)
+
+fork-check: $(STAMP) ## Check the series, and that apply then export gives no difference
+	@$(PY) -m turbokv_eval.fork check
+
+codebook: $(STAMP) ## Regenerate the codebook header and JSON
+	@sh ci/codebook.sh $(VENV)
+
+clean: ## Delete what was built; keep the fork's tree (it may hold edits), .venv and the download
+	@sh ci/clean.sh

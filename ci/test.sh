@@ -1,0 +1,27 @@
+#!/bin/sh
+# Everything CI runs, with the tools of the virtual environment $1. Stops at the first step that fails. The last step is
+# the live tests, so that the last line is pytest's own count.
+set -eu
+venv=$1
+bin=$venv/bin
+
+step() {
+    name=$1
+    shift
+    echo "== $name" >&2
+    began=$(date +%s)
+    "$@" || {
+        code=$?
+        echo "error: step '$name' failed (exit $code)" >&2
+        exit "$code"
+    }
+    echo "-- $name: $(($(date +%s) - began)) s" >&2
+}
+
+step check sh ci/check.sh "$venv"
+step fork-check "$bin/python" -m turbokv_eval.fork check
+step codebook sh ci/codebook.sh "$venv" --check
+step build "$bin/turbokv-eval" build --tests
+step ctest "$bin/ctest" --test-dir build/cpu -L turbo --no-tests=error --output-on-failure
+echo "== live" >&2
+exec "$bin/pytest" -q -m live tests

@@ -1,0 +1,39 @@
+#include "turbo.h"
+
+#include "ggml-turbo.h"
+#include "llama-turbokv.h"
+
+#include <cstdio>
+
+bool common_turbo_check(const std::string & path_model, const llama_model_params & mparams, const llama_context_params & cparams) {
+    if (!ggml_is_turbo(cparams.type_k) && !ggml_is_turbo(cparams.type_v)) {
+        return true;
+    }
+
+    struct {
+        ggml_log_callback callback;
+        void * user_data;
+    } logger;
+    llama_log_get(&logger.callback, &logger.user_data);
+    llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+
+    llama_model_params meta = mparams;
+    meta.no_alloc  = true;
+    meta.load_mode = LLAMA_LOAD_MODE_NONE;
+    llama_model * model = llama_model_load_from_file(path_model.c_str(), meta);
+
+    llama_log_set(logger.callback, logger.user_data);
+
+    if (model == nullptr) {
+        return true; // the real load says why
+    }
+
+    char reason[1024];
+    const bool ok = llama_turbo_check_model(model, &cparams, reason, sizeof(reason));
+    llama_model_free(model);
+
+    if (!ok) {
+        fprintf(stderr, "error: %s: %s\n", path_model.c_str(), reason);
+    }
+    return ok;
+}

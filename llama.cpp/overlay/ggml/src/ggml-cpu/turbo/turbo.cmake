@@ -1,0 +1,20 @@
+# Sources of the turbo types in the CPU backend, one translation unit an instruction-set level. Included by
+# ggml-cpu/CMakeLists.txt, which names the target in GGML_CPU_NAME.
+
+set(GGML_TURBO_DIR ${CMAKE_CURRENT_SOURCE_DIR}/ggml-cpu/turbo)
+
+target_sources(${GGML_CPU_NAME} PRIVATE
+    ${GGML_TURBO_DIR}/turbo.cpp
+    ${GGML_TURBO_DIR}/turbo.h
+    ${GGML_TURBO_DIR}/turbo-kernels.h
+    ${GGML_TURBO_DIR}/turbo-scalar.cpp)
+
+# the encoder's sums are rounded as the format says: no contraction, no reassociation
+set(GGML_TURBO_FLAGS -ffp-contract=off)
+
+if (GGML_SYSTEM_ARCH STREQUAL "x86" AND NOT MSVC)
+    target_sources(${GGML_CPU_NAME} PRIVATE ${GGML_TURBO_DIR}/turbo-avx2.cpp)
+    target_compile_definitions(${GGML_CPU_NAME} PRIVATE GGML_TURBO_X86)
+    set_source_files_properties(${GGML_TURBO_DIR}/turbo-avx2.cpp
+        PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v3")
+endif()
