@@ -4,6 +4,8 @@
 #include "llama-turbokv.h"
 
 #include <cstdio>
+#include <filesystem>
+#include <stdexcept>
 
 bool common_turbo_check(const std::string & path_model, const llama_model_params & mparams, const llama_context_params & cparams) {
     if (!ggml_is_turbo(cparams.type_k) && !ggml_is_turbo(cparams.type_v)) {
@@ -36,4 +38,18 @@ bool common_turbo_check(const std::string & path_model, const llama_model_params
         fprintf(stderr, "error: %s: %s\n", path_model.c_str(), reason);
     }
     return ok;
+}
+
+common_arg common_kv_condition_arg() {
+    return common_arg(
+        {"--kv-condition"}, "auto|on|off|FILE",
+        "conditioning of the keys before they are quantized: a fixed shift and scale of each channel, measured once per model and kept in the user's cache folder\n"
+        "auto: for turbo K types; on: for every K type; FILE: made by turbokv-eval condition (default: auto)",
+        [](common_params &, const std::string & value) {
+            if (value != "auto" && value != "on" && value != "off" && !std::filesystem::is_regular_file(value)) {
+                throw std::invalid_argument("'" + value + "' is none of auto, on, off, and no file of that name exists");
+            }
+            llama_kv_condition_set(value.c_str());
+        }
+    ).set_env("LLAMA_ARG_KV_CONDITION");
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "arg.h"
 #include "llama.h"
 
 #include <string>
@@ -7,3 +8,6 @@
 // Refuses cache types that the model cannot have before its weights are loaded: reads the metadata only, and only when a turbo type
 // is asked for. False: the reason was printed to stderr as one line.
 bool common_turbo_check(const std::string & path_model, const llama_model_params & mparams, const llama_context_params & cparams);
+
+// --kv-condition auto|on|off|FILE, for every tool that has -ctk.
+common_arg common_kv_condition_arg();

@@ -16,6 +16,25 @@ extern "C" {
                                          char * reason,
                                        size_t   reason_size);
 
+    // Key conditioning of the contexts made from now on: "auto" (turbo K types), "on" (every K type), "off", or the path of a file.
+    // NULL or "": what the environment variable LLAMA_KV_CONDITION says, else auto.
+    LLAMA_API void llama_kv_condition_set(const char * setting);
+
+    // Measures the keys of a model and writes a conditioning file.
+    //   tokens     n_tokens ids of a text, run in segments of n_segment from position 0; or NULL for random ids:
+    //              n_tokens of them in segments of n_segment spread over as many positions, 0 for the default sample
+    //   params     RoPE parameters, threads and offloading are taken from it
+    // False: reason holds one line.
+    LLAMA_API bool llama_kv_condition_write(
+            const struct llama_model          * model,
+            const struct llama_context_params * params,
+                            const llama_token * tokens,
+                                      int32_t   n_tokens,
+                                      int32_t   n_segment,
+                                   const char * path,
+                                         char * reason,
+                                       size_t   reason_size);
+
 #ifdef __cplusplus
 }
 #endif

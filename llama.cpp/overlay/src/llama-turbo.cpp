@@ -1,6 +1,7 @@
 #include "llama-turbo.h"
 
 #include "llama-hparams.h"
+#include "llama-kv-condition.h"
 #include "llama-impl.h"
 #include "llama-model.h"
 #include "llama-turbokv.h"
@@ -61,8 +62,7 @@ static std::string working_types(int64_t n_embd_head) {
     return res;
 }
 
-// architectures whose graph reads the K cache outside of attention, where a rotated K would be wrong
-static bool reads_cache_elsewhere(llm_arch arch) {
+bool llama_turbo_reads_cache_elsewhere(llm_arch arch) {
     switch (arch) {
         case LLM_ARCH_DEEPSEEK32:
         case LLM_ARCH_DEEPSEEK4:
@@ -86,7 +86,7 @@ std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch
 
     const char * names = ggml_type_name(ggml_is_turbo(type_k) ? type_k : type_v);
 
-    if (reads_cache_elsewhere(arch)) {
+    if (llama_turbo_reads_cache_elsewhere(arch)) {
         return format("cache type %s: architecture %s reads its K cache outside of attention, which turbo types do not support; use -ctk q8_0 -ctv q8_0 or f16", names, llm_arch_name(arch));
     }
 
@@ -128,47 +128,55 @@ bool llama_turbo_check_model(const llama_model * model, const llama_context_para
 // maps
 //
 
+// FNV-1a over the values: the same maps, the same identity
+static uint32_t identity_of(const std::vector<float> & scale, const std::vector<float> & mean) {
+    uint32_t h = 0x811c9dc5u;
+    for (const auto * v : { &scale, &mean }) {
+        const uint8_t * p = (const uint8_t *) v->data();
+        for (size_t i = 0; i < v->size()*sizeof(float); ++i) {
+            h = (h ^ p[i])*0x01000193u;
+        }
+    }
+    h = (h ^ (h >> 23)) & 0x7FFFFF; // it shares 31 bits with the type
+    return h == 0 ? 1 : h;
+}
+
 void llama_turbo_maps::add(const llama_hparams & hparams, uint32_t il, ggml_backend_buffer_type_t buft, ggml_tensor * k, ggml_tensor * v) {
     const int64_t d_k = hparams.n_embd_head_k(il);
     const int64_t d_v = hparams.n_embd_head_v(il);
+    const int64_t n_head_kv = hparams.n_head_kv(il);
 
     // for experiments only, as upstream's switch for its own rotation; upstream logs it
     const char * LLAMA_ATTN_ROT_DISABLE = getenv("LLAMA_ATTN_ROT_DISABLE");
     const bool disable = LLAMA_ATTN_ROT_DISABLE && atoi(LLAMA_ATTN_ROT_DISABLE) != 0;
 
-    const bool rot_k = !disable && k && ggml_is_turbo(k->type);
-    const bool rot_v = !disable && v && ggml_is_turbo(v->type);
+    const auto mode = llama_kv_condition_scope::mode();
+
+    std::vector<float> scale, mean;
+    const bool observe = k && mode == LLAMA_KV_CONDITION_OBSERVE;
+    const bool cond_k  = k && mode == LLAMA_KV_CONDITION_APPLY && !disable && ggml_turbo_hadamard_order(d_k) != 0 &&
+        llama_kv_condition_scope::condition()->maps(il, scale, mean);
+    const bool rot_k   = k && !disable && (ggml_is_turbo(k->type) || cond_k);
+    const bool rot_v   = v && !disable && ggml_is_turbo(v->type);
 
     infos.push_back({
         d_k, d_v,
         k ? k->type : GGML_TYPE_COUNT, v ? v->type : GGML_TYPE_COUNT,
         k ? ggml_nbytes(k) : 0, v ? ggml_nbytes(v) : 0,
         k ? ggml_nelements(k) : 0, v ? ggml_nelements(v) : 0,
-        rot_k || rot_v,
+        rot_k || rot_v, cond_k,
     });
 
-    if (!rot_k && !rot_v) {
+    if (!rot_k && !rot_v && !observe) {
         return;
-    }
-
-    auto & ctx = ctxs[buft];
-    if (!ctx) {
-        ggml_init_params params = {
-            /*.mem_size   =*/ hparams.n_layer_all*ggml_tensor_overhead(),
-            /*.mem_buffer =*/ nullptr,
-            /*.no_alloc   =*/ true,
-        };
-        ctx.reset(ggml_init(params));
     }
 
     maps.emplace_back();
     auto & map = maps.back();
+    map.il      = il;
+    map.observe = observe;
 
-    map.il    = il;
-    map.signs = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, std::max(d_k, d_v));
-    ggml_format_name(map.signs, "cache_turbo_signs_l%u", il);
-
-    if (rot_k) {
+    if (rot_k || observe) {
         map.k       = k;
         map.k_split = hparams.is_mla() ? d_k - (int64_t) hparams.n_rot(il) : 0;
         attach(k, &map);
@@ -177,6 +185,38 @@ void llama_turbo_maps::add(const llama_hparams & hparams, uint32_t il, ggml_back
         map.v = v;
         attach(v, &map);
     }
+    if (observe) {
+        return;
+    }
+
+    auto & ctx = ctxs[buft];
+    if (!ctx) {
+        ggml_init_params params = {
+            /*.mem_size   =*/ 4*hparams.n_layer_all*ggml_tensor_overhead(),
+            /*.mem_buffer =*/ nullptr,
+            /*.no_alloc   =*/ true,
+        };
+        ctx.reset(ggml_init(params));
+    }
+
+    map.signs = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, std::max(d_k, d_v));
+    ggml_format_name(map.signs, "cache_turbo_signs_l%u", il);
+
+    if (cond_k) {
+        map.k_diag  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, d_k, n_head_kv);
+        map.k_undo  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, d_k, n_head_kv);
+        map.k_shift = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, d_k, n_head_kv);
+        ggml_format_name(map.k_diag,  "cache_turbo_k_diag_l%u",  il);
+        ggml_format_name(map.k_undo,  "cache_turbo_k_undo_l%u",  il);
+        ggml_format_name(map.k_shift, "cache_turbo_k_shift_l%u", il);
+        map.k_identity = identity_of(scale, mean);
+        map.k_scale    = std::move(scale);
+        map.k_mean     = std::move(mean);
+    }
+}
+
+bool llama_turbo_maps::has_k() const {
+    return std::any_of(maps.begin(), maps.end(), [](const llama_turbo_map & map) { return map.k != nullptr; });
 }
 
 void llama_turbo_maps::alloc(bool no_alloc) {
@@ -200,9 +240,25 @@ void llama_turbo_maps::alloc(bool no_alloc) {
         return;
     }
     for (const auto & map : maps) {
+        if (map.observe) {
+            continue;
+        }
         std::vector<float> signs(map.signs->ne[0]);
         ggml_turbo_signs(map.il, signs.size(), signs.data());
         ggml_backend_tensor_set(map.signs, signs.data(), 0, ggml_nbytes(map.signs));
+
+        if (map.k_diag) {
+            const size_t n = map.k_scale.size();
+            const size_t d = map.k_diag->ne[0];
+            std::vector<float> diag(n), undo(n);
+            for (size_t i = 0; i < n; ++i) {
+                diag[i] = signs[i % d]*map.k_scale[i];
+                undo[i] = signs[i % d]/map.k_scale[i];
+            }
+            ggml_backend_tensor_set(map.k_diag,  diag.data(),       0, ggml_nbytes(map.k_diag));
+            ggml_backend_tensor_set(map.k_undo,  undo.data(),       0, ggml_nbytes(map.k_undo));
+            ggml_backend_tensor_set(map.k_shift, map.k_mean.data(), 0, ggml_nbytes(map.k_shift));
+        }
     }
 }
 
@@ -217,7 +273,7 @@ void llama_turbo_maps::log(const char * cache_kind) const {
         layer_info sum = {};
         for (size_t j = i; j < infos.size(); ++j) {
             const auto & b = infos[j];
-            if (!done[j] && a.d_k == b.d_k && a.d_v == b.d_v && a.type_k == b.type_k && a.type_v == b.type_v && a.rotated == b.rotated) {
+            if (!done[j] && a.d_k == b.d_k && a.d_v == b.d_v && a.type_k == b.type_k && a.type_v == b.type_v && a.rotated == b.rotated && a.conditioned == b.conditioned) {
                 done[j] = true;
                 n++;
                 sum.nbytes_k += b.nbytes_k;
@@ -229,9 +285,9 @@ void llama_turbo_maps::log(const char * cache_kind) const {
         const auto side = [](ggml_type type, int64_t d, size_t nbytes, int64_t nelem) {
             return nelem == 0 ? std::string("view of K") : format("%s x %d, %.4f bits/value, %.3f MiB", ggml_type_name(type), (int) d, 8.0*nbytes/nelem, nbytes/1024.0/1024.0);
         };
-        LLAMA_LOG_INFO("kv cache layers (%s): %d, K %s, V %s%s\n", cache_kind, n,
+        LLAMA_LOG_INFO("kv cache layers (%s): %d, K %s, V %s%s%s\n", cache_kind, n,
                 side(a.type_k, a.d_k, sum.nbytes_k, sum.nelem_k).c_str(), side(a.type_v, a.d_v, sum.nbytes_v, sum.nelem_v).c_str(),
-                a.rotated ? ", rotated (turbo)" : "");
+                a.rotated ? ", rotated (turbo)" : "", a.conditioned ? ", K conditioned" : "");
     }
 }
 
@@ -239,26 +295,69 @@ void llama_turbo_maps::log(const char * cache_kind) const {
 // graph
 //
 
-static ggml_tensor * rotate(ggml_context * ctx, ggml_tensor * cur, ggml_tensor * diag, int64_t split, bool inverse) {
+static ggml_tensor * rotate(ggml_context * ctx, ggml_tensor * cur, ggml_tensor * diag, ggml_tensor * shift, int64_t split, bool inverse) {
     if (cur->type != GGML_TYPE_F32) {
         cur = ggml_cast(ctx, cur, GGML_TYPE_F32);
     }
-    return ggml_turbo_rotate(ctx, cur, diag, nullptr, split, inverse);
+    return ggml_turbo_rotate(ctx, cur, diag, shift, split, inverse);
+}
+
+static ggml_tensor * store_k(ggml_context * ctx, ggml_tensor * cur, const llama_turbo_map & map) {
+    return rotate(ctx, cur, map.k_diag ? map.k_diag : map.signs, map.k_shift, map.k_split, false);
+}
+
+// a copy with a name that the collector of llama-kv-condition.cpp knows
+static ggml_tensor * observe(ggml_context * ctx, ggml_tensor * cur, const char * prefix, uint32_t il) {
+    cur = ggml_cont(ctx, cur->type == GGML_TYPE_F32 ? cur : ggml_cast(ctx, cur, GGML_TYPE_F32));
+    ggml_format_name(cur, "%s%u", prefix, il);
+    return cur;
 }
 
 ggml_tensor * llama_turbo_store(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache) {
     const auto * map = llama_turbo_map_of(cache);
-    return map ? rotate(ctx, cur, map->signs, map->k == cache ? map->k_split : 0, false) : cur;
+    if (!map) {
+        return cur;
+    }
+    if (map->observe) {
+        return observe(ctx, cur, LLAMA_KV_OBSERVE_K, map->il);
+    }
+    return map->k == cache ? store_k(ctx, cur, *map) : rotate(ctx, cur, map->signs, nullptr, 0, false);
 }
 
 ggml_tensor * llama_turbo_query(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_k) {
     const auto * map = llama_turbo_map_of(cache_k);
-    return map ? rotate(ctx, cur, map->signs, map->k_split, false) : cur;
+    if (!map) {
+        return cur;
+    }
+    if (map->observe) {
+        return observe(ctx, cur, LLAMA_KV_OBSERVE_Q, map->il);
+    }
+    return rotate(ctx, cur, map->k_undo ? map->k_undo : map->signs, nullptr, map->k_split, false);
 }
 
 ggml_tensor * llama_turbo_output(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_v) {
     const auto * map = llama_turbo_map_of(cache_v);
-    return map ? rotate(ctx, cur, map->signs, 0, true) : cur;
+    return map && !map->observe ? rotate(ctx, cur, map->signs, nullptr, 0, true) : cur;
+}
+
+//
+// state
+//
+
+int32_t llama_turbo_state_type(const ggml_tensor * cache_k) {
+    const auto * map = llama_turbo_map_of(cache_k);
+    return (int32_t) cache_k->type | (int32_t) ((map ? map->k_identity : 0) << 8);
+}
+
+void llama_turbo_state_mismatch(int32_t saved, const ggml_tensor * cache_k) {
+    const int32_t  mine          = llama_turbo_state_type(cache_k);
+    const uint32_t saved_cond    = (uint32_t) saved >> 8;
+    const uint32_t mine_cond     = (uint32_t) mine  >> 8;
+    if ((saved & 0xFF) == (mine & 0xFF) && saved_cond != mine_cond) {
+        LLAMA_LOG_ERROR("the state was saved %s key conditioning and this context runs %s: make the context with %s, or process the prompt again\n",
+                saved_cond == 0 ? "without" : "with", mine_cond == 0 ? "without it" : saved_cond == 0 ? "with it" : "with another one",
+                saved_cond == 0 ? "--kv-condition off" : "the --kv-condition of the saved state");
+    }
 }
 
 bool llama_turbo_shift_k(
@@ -270,7 +369,7 @@ bool llama_turbo_shift_k(
         int64_t        n_embd_nope,
         const std::function<ggml_tensor * (ggml_tensor *)> & rope) {
     const auto * map = llama_turbo_map_of(cache_k);
-    if (!map) {
+    if (!map || map->observe) {
         return false;
     }
 
@@ -281,13 +380,13 @@ bool llama_turbo_shift_k(
             ggml_row_size(cache_k->type, n_embd_head), cache_k->nb[1], 0);
 
     ggml_tensor * cur = ggml_cast(ctx, k, GGML_TYPE_F32);
-    cur = rotate(ctx, cur, map->signs, map->k_split, true);
+    cur = rotate(ctx, cur, map->k_undo ? map->k_undo : map->signs, map->k_shift, map->k_split, true);
 
     // in place on the rotary channels; expanded before the next use of cur, which the graph keeps in order
     ggml_build_forward_expand(gf, rope(
             ggml_view_3d(ctx, cur, n_rot, cur->ne[1], cur->ne[2], cur->nb[1], cur->nb[2], n_embd_nope*cur->nb[0])));
 
-    cur = rotate(ctx, cur, map->signs, map->k_split, false);
+    cur = store_k(ctx, cur, *map);
     ggml_build_forward_expand(gf, ggml_cpy(ctx, cur, k));
     return true;
 }

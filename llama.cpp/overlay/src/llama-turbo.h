@@ -24,9 +24,20 @@ struct llama_turbo_map {
     const ggml_tensor * k = nullptr; // the cache tensors; null: stored as upstream would
     const ggml_tensor * v = nullptr;
 
-    ggml_tensor * signs = nullptr;   // F32 [max(d_k, d_v)]
+    ggml_tensor * signs = nullptr;   // F32 [max(d_k, d_v)], diagonal of the rotation; of V, and of K where it is not conditioned
+
+    // conditioned keys: the signs times s and 1/s, and mu (llama-kv-condition.h). F32 [d_k, n_head_kv]
+    ggml_tensor * k_diag  = nullptr;
+    ggml_tensor * k_undo  = nullptr; // undoes k_diag; also the diagonal of the queries
+    ggml_tensor * k_shift = nullptr;
+
+    std::vector<float> k_scale, k_mean; // what the three are filled from
+
+    uint32_t k_identity = 0;         // 0: not conditioned. Goes into saved states, with the type of K
 
     int64_t k_split = 0;             // MLA: length of the latent part, rotated apart from the rotary part
+
+    bool observe = false;            // measure K and Q instead of changing them
 };
 
 // The maps of one llama_kv_cache, with their buffers.
@@ -34,6 +45,9 @@ class llama_turbo_maps {
 public:
     // k, v: the cache tensors of layer il in buffers of type buft; v is null where V is a view of K
     void add(const llama_hparams & hparams, uint32_t il, ggml_backend_buffer_type_t buft, ggml_tensor * k, ggml_tensor * v);
+
+    // true when K is rotated or conditioned by these maps: upstream's own rotation of K must stay off
+    bool has_k() const;
 
     // allocates and fills the maps
     void alloc(bool no_alloc);
@@ -47,7 +61,7 @@ private:
         ggml_type type_k, type_v;
         size_t  nbytes_k, nbytes_v;
         int64_t nelem_k, nelem_v;
-        bool rotated;
+        bool rotated, conditioned;
     };
 
     std::vector<layer_info>     infos;
@@ -60,6 +74,9 @@ private:
 // The type that stores the heads of a layer; throws std::runtime_error when there is none.
 ggml_type llama_turbo_layer_type(ggml_type type, int64_t n_embd_head, uint32_t il, const char * what);
 
+// Architectures whose graph reads the K cache outside of attention, where a rotated or conditioned K would be wrong.
+bool llama_turbo_reads_cache_elsewhere(llm_arch arch);
+
 // Empty when the model can be cached with these types, else one line: the reason and what works.
 std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch, ggml_type type_k, ggml_type type_v, bool flash_attn_off);
 
@@ -71,6 +88,11 @@ const llama_turbo_map * llama_turbo_map_of(const ggml_tensor * t);
 ggml_tensor * llama_turbo_store (ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache);
 ggml_tensor * llama_turbo_query (ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_k);
 ggml_tensor * llama_turbo_output(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_v);
+
+// What a saved state says about a cache layer's K: its type and the identity of its conditioning.
+int32_t llama_turbo_state_type(const ggml_tensor * cache_k);
+// Logs why a state whose K says `saved` cannot be read into this cache, and how to proceed.
+void llama_turbo_state_mismatch(int32_t saved, const ggml_tensor * cache_k);
 
 // K-shift of one layer: decode, unrotate, apply rope (on the n_rot channels from n_embd_nope on), rotate, encode. False when the layer has no map.
 bool llama_turbo_shift_k(

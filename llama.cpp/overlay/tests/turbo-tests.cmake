@@ -20,3 +20,15 @@ endforeach()
 # upstream's own tests, with the turbo types in their lists
 llama_test(test-quantize-fns NAME test-turbo-quantize-fns LABEL turbo)
 llama_test(test-backend-ops  NAME test-turbo-backend-ops  LABEL turbo ARGS test -b CPU -p "turbo")
+
+# every architecture, on the random models that upstream's test-llama-archs writes
+if (TARGET test-llama-archs)
+    llama_build(test-turbo-archs.cpp)
+    set(TURBO_MODEL_DIR "${CMAKE_CURRENT_BINARY_DIR}/turbo-models")
+    file(MAKE_DIRECTORY "${TURBO_MODEL_DIR}/cache")
+    llama_test(test-llama-archs NAME test-turbo-generate-models LABEL turbo ARGS -o "${TURBO_MODEL_DIR}")
+    llama_test(test-turbo-archs LABEL turbo ARGS "${TURBO_MODEL_DIR}")
+    set_tests_properties(test-turbo-generate-models PROPERTIES FIXTURES_SETUP turbo-models)
+    set_tests_properties(test-turbo-archs           PROPERTIES FIXTURES_REQUIRED turbo-models
+        ENVIRONMENT "XDG_CACHE_HOME=${TURBO_MODEL_DIR}/cache")
+endif()

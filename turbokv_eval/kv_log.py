@@ -1,0 +1,174 @@
+"""Reads back from a run's own log which cache it really made: types, sizes, flash attention, rotation."""
+
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from turbokv_eval.gguf_info import ModelInfo
+from turbokv_eval.types import KVConfig, is_type
+
+MIB = 1 << 20
+
+_SIZE = re.compile(
+    r"size = +(?P<size>[\d.]+) MiB \( *(?P<cells>\d+) cells, +(?P<layers>\d+) layers, +\d+/(?P<streams>\d+) seqs\),"
+    r" K \((?P<k_type>\w+)\): +(?P<k_mib>[\d.]+) MiB, V \((?P<v_type>\w+)\): +(?P<v_mib>[\d.]+) MiB"
+)
+# Printed by the fork only: one line for each kind of layer, with the type that the layers resolved to.
+_LAYERS = re.compile(
+    r"kv cache layers \((?P<kind>[^)]+)\): (?P<layers>\d+),"
+    r" K (?P<k_type>\w+) x (?P<k_dim>\d+), (?P<k_bits>[\d.]+) bits/value, (?P<k_mib>[\d.]+) MiB,"
+    r" V (?:(?P<v_type>\w+) x (?P<v_dim>\d+), (?P<v_bits>[\d.]+) bits/value, (?P<v_mib>[\d.]+) MiB|view of K)"
+    r"(?P<rotated>, rotated)?"
+)
+_BUFFER = re.compile(r"KV buffer size = +([\d.]+) MiB")
+_FLASH = re.compile(r"flash_attn += (\w+)")
+_ROTATION = re.compile(r"attn_rot_([kv]) = (\d+)")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One cache of a context. cells: tokens in each of its streams. Sizes in MiB, as printed (two decimals)."""
+
+    cells: int
+    streams: int
+    layers: int
+    k_type: str
+    k_mib: float
+    v_type: str
+    v_mib: float
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """Layers that resolved to the same types. dim: values in a head. v_* are None where V is a view of K."""
+
+    kind: str
+    layers: int
+    k_type: str
+    k_dim: int
+    k_bits: float
+    k_mib: float
+    v_type: str | None
+    v_dim: int | None
+    v_bits: float | None
+    v_mib: float | None
+    rotated: bool
+
+
+@dataclass(frozen=True)
+class KVReport:
+    """What one context of a run logged of its cache.
+
+    buffers_mib: "KV buffer size", summed over devices and caches.
+    flash_attn:  `enabled`, `disabled` or `auto`, or empty when the log does not say.
+    rotation:    upstream's own rotation, of K and V, over all caches; None when the log does not say.
+    """
+
+    flash_attn: str
+    buffers_mib: float
+    caches: tuple[Cache, ...]
+    kinds: tuple[LayerKind, ...] = ()
+    rotation: dict[str, bool | None] = field(default_factory=dict)
+
+    @property
+    def mib(self) -> float:
+        return sum(cache.k_mib + cache.v_mib for cache in self.caches)
+
+    @property
+    def cells(self) -> int:
+        """Tokens that the largest cache of the context has room for."""
+        return max((cache.cells * cache.streams for cache in self.caches), default=0)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "mib": round(self.mib, 3), "cells": self.cells}
+
+
+def parse_contexts(log: str) -> list[KVReport]:
+    """Every context that the log tells of, in order, but not the dry runs that only estimate memory."""
+    sections = log.split("constructing llama_context")[1:]
+    reports = [_parse(section) for section in sections]
+    return [report for report in reports if report.caches and (report.buffers_mib > 0 or report.mib == 0)]
+
+
+def _parse(section: str) -> KVReport:
+    flash = _FLASH.search(section)
+    rotation: dict[str, bool | None] = {}
+    for side in "kv":
+        flags = [flag != "0" for name, flag in _ROTATION.findall(section) if name == side]
+        rotation[side] = any(flags) if flags else None
+    caches = tuple(
+        Cache(
+            cells=int(m["cells"]),
+            streams=int(m["streams"]),
+            layers=int(m["layers"]),
+            k_type=m["k_type"],
+            k_mib=float(m["k_mib"]),
+            v_type=m["v_type"],
+            v_mib=float(m["v_mib"]),
+        )
+        for m in _SIZE.finditer(section)
+    )
+    kinds = tuple(
+        LayerKind(
+            kind=m["kind"],
+            layers=int(m["layers"]),
+            k_type=m["k_type"],
+            k_dim=int(m["k_dim"]),
+            k_bits=float(m["k_bits"]),
+            k_mib=float(m["k_mib"]),
+            v_type=m["v_type"],
+            v_dim=int(m["v_dim"]) if m["v_dim"] else None,
+            v_bits=float(m["v_bits"]) if m["v_bits"] else None,
+            v_mib=float(m["v_mib"]) if m["v_mib"] else None,
+            rotated=m["rotated"] is not None,
+        )
+        for m in _LAYERS.finditer(section)
+    )
+    return KVReport(
+        flash_attn=flash[1] if flash else "",
+        buffers_mib=sum(float(size) for size in _BUFFER.findall(section)),
+        caches=caches,
+        kinds=kinds,
+        rotation=rotation,
+    )
+
+
+def problems(config: KVConfig, flash_attn: bool, reports: list[KVReport]) -> list[str]:
+    """How what ran differs from what was asked for; empty when it does not."""
+    if not reports:
+        return ["the run did not report its KV cache, so its types cannot be checked"]
+    found: list[str] = []
+    for report in reports:
+        used = {("K", cache.k_type) for cache in report.caches} | {("V", cache.v_type) for cache in report.caches}
+        used |= {("K", kind.k_type) for kind in report.kinds}
+        used |= {("V", kind.v_type) for kind in report.kinds if kind.v_type is not None}
+        for side, reported in sorted(used):
+            asked = config.k if side == "K" else config.v
+            if not is_type(asked, reported):
+                found.append(f"{side} was {reported}, not {asked}")
+        want = "enabled" if flash_attn else "disabled"
+        if report.flash_attn != want:
+            found.append(f"flash attention was {report.flash_attn or 'not reported'}, not {want}")
+    return list(dict.fromkeys(found))
+
+
+def bits_per_value(report: KVReport, model: ModelInfo) -> float | None:
+    """Bits that the run's cache takes for each stored value: its reported bytes over the values that the metadata counts.
+
+    Where metadata cannot count them (MLA, mixed layers), the run's own figures for each kind of layer; None without those.
+    """
+    bits = values = 0.0
+    for cache in report.caches:
+        counted = model.values_per_cell(cache.layers)
+        if counted is None:
+            return _logged_bits(report)
+        values += sum(counted) * cache.cells * cache.streams
+        bits += (cache.k_mib + cache.v_mib) * MIB * 8
+    return bits / values if values else None
+
+
+def _logged_bits(report: KVReport) -> float | None:
+    sides = [(kind.k_mib, kind.k_bits) for kind in report.kinds]
+    sides += [(kind.v_mib, kind.v_bits) for kind in report.kinds if kind.v_mib is not None and kind.v_bits is not None]
+    values = sum(mib / bits for mib, bits in sides)
+    return sum(mib for mib, _ in sides) / values if values else None

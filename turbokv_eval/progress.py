@@ -1,0 +1,73 @@
+"""Progress on stderr: a bar on a terminal, else a line now and then."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class Meter(Protocol):
+    """Shows how far a job of known size is."""
+
+    def say(self, line: str) -> None:
+        """A line that stays."""
+
+    def update(self, done: float, total: float, what: str) -> None:
+        """done out of total, in any unit that grows evenly with time; what: the step that runs now."""
+
+
+class BarMeter:
+    """A rich bar with elapsed and remaining time."""
+
+    def __init__(self, console: Console, progress: Progress) -> None:
+        self._console = console
+        self._progress = progress
+        self._task = progress.add_task("", total=None)
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def update(self, done: float, total: float, what: str) -> None:
+        self._progress.update(self._task, completed=done, total=total, description=what)
+
+
+class LineMeter:
+    """A line at each new step, and at each tenth of the job."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._began = time.monotonic()
+        self._tenth = -1
+        self._what = ""
+
+    def say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def update(self, done: float, total: float, what: str) -> None:
+        tenth = int(10 * done / total) if total else 0
+        # A step that has a number of its own in its name is worth a line; one that has none shares those of the tenths.
+        if tenth <= self._tenth and (what == self._what or not what.startswith("[")):
+            return
+        self._tenth, self._what = max(tenth, self._tenth), what
+        elapsed = time.monotonic() - self._began
+        share = done / total if total else 0.0
+        left = f", about {_minutes(elapsed / share - elapsed)} left" if share > 0.02 else ""
+        self.say(f"{what} ({100 * share:.0f} %, {_minutes(elapsed)}{left})")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+@contextmanager
+def meter(console: Console) -> Iterator[Meter]:
+    """The kind that suits the console."""
+    if not console.is_terminal:
+        yield LineMeter(console)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("/"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield BarMeter(console, progress)
