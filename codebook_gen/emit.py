@@ -49,7 +49,7 @@ def header_text(books: Iterable[Codebook]) -> str:
     for book in books:
         suffix = f"B{book.bits}_N{book.dim}"
         parts.append(
-            f"\n// {book.bits} bits, n = {book.dim}: normalised MSE {float(book.nmse):.6e}\n"
+            f"\n#define GGML_TURBO_NMSE_{suffix} {binary32_literal(float(np.float32(book.nmse)))} // normalised MSE\n"
             f"#define GGML_TURBO_CENTROIDS_{suffix} {_initialiser(book.centroids32())}\n"
             f"#define GGML_TURBO_BOUNDARIES_{suffix} {_initialiser(book.boundaries32())}\n"
         )
@@ -79,4 +79,5 @@ def json_text(books: Iterable[Codebook]) -> str:
             for book in books
         ],
     }
-    return json.dumps(document, indent=1) + "\n"
+    # The command belongs into the first line, where the reader of any generated file looks for it.
+    return json.dumps(document, indent=1).replace("{\n ", "{", 1) + "\n"

@@ -83,7 +83,7 @@ def lane_sum(values: F32) -> F32:
     if values.ndim != 2 or values.shape[1] == 0 or values.shape[1] % LANES:
         raise ValueError(f"values must have shape (rows, n) with n a positive multiple of {LANES}, got {values.shape}")
     _require(values, "values", np.float32, values.shape[1])
-    groups = values.reshape(values.shape[0], -1, LANES)
+    groups = values.reshape(values.shape[0], values.shape[1] // LANES, LANES)
     lanes = groups[:, 0].copy()
     for g in range(1, groups.shape[1]):
         lanes = lanes + groups[:, g]

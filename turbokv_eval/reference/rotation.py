@@ -133,7 +133,7 @@ def fast_hadamard(x: npt.NDArray[T]) -> npt.NDArray[T]:
     y = x.reshape(*x.shape[:-1], m, d // m)
     step = 1
     while step < d // m:
-        pairs = y.reshape(*y.shape[:-1], -1, 2, step)
+        pairs = y.reshape(*y.shape[:-1], d // (2 * m * step), 2, step)
         low, high = pairs[..., 0, :], pairs[..., 1, :]
         y = np.stack([low + high, low - high], axis=-2).reshape(y.shape)
         step *= 2

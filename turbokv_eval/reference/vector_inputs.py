@@ -1,10 +1,11 @@
-"""Inputs of the codec vectors: one block of n float32 values for each property of docs/FORMAT.md section 4 worth pinning.
+"""Inputs of the codec vectors: a block of n float32 values for each property of docs/FORMAT.md section 4 worth pinning.
 
-Made from SplitMix64 with additions, divisions and powers of two only, so every NumPy on every machine makes the same bytes.
+Made from SplitMix64 by correctly rounded operations only, so every NumPy on every machine makes the same bytes.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator
 
 import numpy as np
@@ -49,7 +50,7 @@ class Random:
 
 
 def codec_inputs(n: int) -> Iterator[tuple[str, F32]]:
-    """(name, block) pairs for blocks of n values; block is float32 of shape (n,). Raises ValueError for an n of no type."""
+    """(name, block) pairs; block is float32 of shape (n,). Raises ValueError for an n of no type."""
     by_shape(BITS[0], n)
     rng = Random(n)
     f32 = np.float32
@@ -84,7 +85,7 @@ def codec_inputs(n: int) -> Iterator[tuple[str, F32]]:
     yield "scale_saturates", rng.normal(n) * f32(1e6)
     yield "scale_just_below_saturation", rng.normal(n) * f32(30000.0)
     yield "scale_denormal", rng.normal(n) * f32(1e-6)
-    yield "scale_smallest_denormal", rng.normal(n) * f32(2.0**-25)
+    yield "scale_smallest_denormal", rng.normal(n) * f32(1.5 * 2.0**-24)
     yield "one_nan", np.where(index == n // 2, f32(np.nan), rng.normal(n))
     yield "one_inf", np.where(index == 3, f32(np.inf), rng.normal(n))
     yield "one_negative_inf", np.where(index == n - 1, f32(-np.inf), rng.normal(n))
@@ -103,8 +104,8 @@ def rms(x: F32) -> np.float32:
 def ties(n: int, rng: Random) -> F32:
     """A block with every threshold of every bit width in it, of both signs, and the next value above each.
 
-    A value on a threshold takes the lower index. r must come out as the very float32 that the thresholds were made from;
-    one free value is moved by bisection until it does.
+    A value on a threshold takes the lower index. r must come out as the very float32 that the thresholds were made
+    from; one free value is moved by bisection until it does.
     """
     boundaries = np.concatenate([codebook.load(bits, n).boundaries for bits in BITS])
     for _ in range(ATTEMPTS):
@@ -123,16 +124,20 @@ def ties(n: int, rng: Random) -> F32:
         def with_free(bit_pattern: int, x: F32 = x) -> F32:
             return np.concatenate([_float(bit_pattern)[None], x[1:]])
 
-        low, high = _bits(0.0), _bits(1.0)
-        if rms(with_free(low)) > r or rms(with_free(high)) < r:
-            continue
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if rms(with_free(middle)) < r else (low, middle)
-        block = with_free(low)
-        if rms(block) == r and 1 <= np.abs(block).max() < 2:
-            return block
+        # r is a step function of the free value. At the two ends of its step, a sum divided otherwise gives another r.
+        patterns = range(_bits(0.0), _bits(1.0))
+        first = bisect.bisect_left(patterns, r, key=lambda p: rms(with_free(p)))
+        after = bisect.bisect_right(patterns, r, key=lambda p: rms(with_free(p)))
+        for block in (with_free(first), with_free(max(after - 1, 0))):
+            if rms(block) == r and 1 <= np.abs(block).max() < 2 and (n & (n - 1) == 0 or _division_matters(block)):
+                return block
     raise AssertionError(f"no block with ties found for n={n}")
+
+
+def _division_matters(x: F32) -> bool:
+    """Whether r comes out differently when the sum is multiplied by a rounded 1/n in place of the division."""
+    total = codec.lane_sum((x * x)[None, :])[0]
+    return bool(np.sqrt(total * (np.float32(1) / np.float32(x.size))) != rms(x))
 
 
 def scale_edge(n: int, bits: int, rng: Random) -> tuple[F32, F32]:

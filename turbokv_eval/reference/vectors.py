@@ -84,14 +84,15 @@ def _rotated(d: int, layer: int) -> dict[str, Any]:
 
 
 def _hex32(values: npt.NDArray[np.float32]) -> str:
-    return values.astype("<f4").tobytes().hex()
+    # One NaN for all: which payload and sign come out of a product is up to the machine.
+    return np.where(np.isnan(values), np.float32(np.nan), values).astype("<f4").tobytes().hex()
 
 
 def documents() -> dict[str, str]:
     """File name to text, for every file of the folder that is generated."""
     files = {f"codec_n{n}.json": codec_document(n) for n in sorted(BLOCKS)}
     files["rotation.json"] = rotation_document()
-    return {name: json.dumps(document, indent=1) + "\n" for name, document in files.items()}
+    return {name: json.dumps(document, indent=1).replace("{\n ", "{", 1) + "\n" for name, document in files.items()}
 
 
 @click.group()

@@ -40,16 +40,23 @@ bool common_turbo_check(const std::string & path_model, const llama_model_params
     return ok;
 }
 
+bool common_kv_condition_set(const std::string & value) {
+    if (value != "auto" && value != "on" && value != "off" && !std::filesystem::is_regular_file(value)) {
+        return false;
+    }
+    llama_kv_condition_set(value.c_str());
+    return true;
+}
+
 common_arg common_kv_condition_arg() {
     return common_arg(
         {"--kv-condition"}, "auto|on|off|FILE",
         "conditioning of the keys before they are quantized: a fixed shift and scale of each channel, measured once per model and kept in the user's cache folder\n"
         "auto: for turbo K types; on: for every K type; FILE: made by turbokv-eval condition (default: auto)",
         [](common_params &, const std::string & value) {
-            if (value != "auto" && value != "on" && value != "off" && !std::filesystem::is_regular_file(value)) {
+            if (!common_kv_condition_set(value)) {
                 throw std::invalid_argument("'" + value + "' is none of auto, on, off, and no file of that name exists");
             }
-            llama_kv_condition_set(value.c_str());
         }
     ).set_env("LLAMA_ARG_KV_CONDITION");
 }

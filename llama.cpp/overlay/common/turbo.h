@@ -9,5 +9,8 @@
 // is asked for. False: the reason was printed to stderr as one line.
 bool common_turbo_check(const std::string & path_model, const llama_model_params & mparams, const llama_context_params & cparams);
 
+// Sets the key conditioning of the contexts made from now on. False when value is none of auto, on, off and no file of that name exists.
+bool common_kv_condition_set(const std::string & value);
+
 // --kv-condition auto|on|off|FILE, for every tool that has -ctk.
 common_arg common_kv_condition_arg();

@@ -21,8 +21,9 @@ extern "C" {
     LLAMA_API void llama_kv_condition_set(const char * setting);
 
     // Measures the keys of a model and writes a conditioning file.
-    //   tokens     n_tokens ids of a text, run in segments of n_segment from position 0; or NULL for random ids:
-    //              n_tokens of them in segments of n_segment spread over as many positions, 0 for the default sample
+    //   tokens     n_tokens ids of a text; or NULL for random ids, then n_tokens 0 means the default sample
+    //   n_segment  tokens of one run from an empty cache
+    //   n_span     positions over which the starts of the runs are spread evenly; up to n_segment: all start at 0
     //   params     RoPE parameters, threads and offloading are taken from it
     // False: reason holds one line.
     LLAMA_API bool llama_kv_condition_write(
@@ -31,6 +32,7 @@ extern "C" {
                             const llama_token * tokens,
                                       int32_t   n_tokens,
                                       int32_t   n_segment,
+                                      int32_t   n_span,
                                    const char * path,
                                          char * reason,
                                        size_t   reason_size);

@@ -32,6 +32,10 @@ namespace fs = std::filesystem;
 // Version of the statistics and of the sample: part of the key of a stored file.
 static constexpr uint32_t STATS_VERSION = 1;
 
+// s = (E[q^2]/Var[k])^EXPONENT. The noise model of llama-kv-condition.h gives 1/4, and is too bold for measured statistics and for keys whose
+// norms vary: over three models 0.15 was best or within the error of the best (docs/ablation.md).
+static constexpr double EXPONENT = 0.15;
+
 // Bound of s against its geometric mean: a channel that a sample saw nearly constant, or never asked, must not take the whole range.
 static constexpr float SCALE_MAX = 32.0f;
 
@@ -82,6 +86,10 @@ const llama_kv_condition * llama_kv_condition_scope::condition() {
     return scope_condition.get();
 }
 
+std::string llama_kv_sample::describe(const char * what) const {
+    return format("%u runs of %u %s over %u positions", n_segments, n_tokens, what, span);
+}
+
 //
 // maps
 //
@@ -118,7 +126,7 @@ bool llama_kv_condition::maps(uint32_t il, std::vector<float> & scale, std::vect
             std::vector<double> log_s(st.d);
             double log_mean = 0.0;
             for (uint32_t j = 0; j < st.d; ++j) {
-                log_s[j]  = 0.25*(log(std::max((double) sqr[j], sqr_min)) - log(std::max(energy(j), var_min)));
+                log_s[j]  = EXPONENT*(log(std::max((double) sqr[j], sqr_min)) - log(std::max(energy(j), var_min)));
                 log_mean += log_s[j]/st.d;
             }
             for (uint32_t j = 0; j < st.d; ++j) {
@@ -276,7 +284,8 @@ static llama_kv_sample sample_for(const llama_model & model) {
     return res;
 }
 
-static std::vector<llama_token> random_tokens(const llama_model & model, uint32_t n, uint64_t seed) {
+// Ordinary tokens of the vocabulary, after the one that the model expects at the start of a text.
+static std::vector<llama_token> random_tokens(const llama_model & model, const llama_kv_sample & sample) {
     const llama_vocab * vocab = llama_model_get_vocab(&model);
     std::vector<llama_token> usable;
     for (llama_token id = 0; id < llama_vocab_n_tokens(vocab); ++id) {
@@ -288,9 +297,11 @@ static std::vector<llama_token> random_tokens(const llama_model & model, uint32_
     if (usable.empty()) {
         throw std::runtime_error("the vocabulary has no ordinary tokens");
     }
-    std::vector<llama_token> res(n);
-    for (auto & id : res) {
-        id = usable[splitmix64(seed) % usable.size()];
+    uint64_t seed = sample.seed;
+    std::vector<llama_token> res((size_t) sample.n_segments*sample.n_tokens);
+    for (size_t i = 0; i < res.size(); ++i) {
+        const bool bos = i % sample.n_tokens == 0 && llama_vocab_get_add_bos(vocab);
+        res[i] = bos ? llama_vocab_bos(vocab) : usable[splitmix64(seed) % usable.size()];
     }
     return res;
 }
@@ -330,13 +341,13 @@ static llama_kv_condition compute(const llama_model & model, llama_context_param
     int32_t rc = 0;
     const uint32_t n_segments = (uint32_t) tokens.size()/sample.n_tokens;
     for (uint32_t s = 0; s < n_segments && rc == 0; ++s) {
-        const uint32_t last  = sample.span > sample.n_tokens ? sample.span - sample.n_tokens : 0;
-        const uint32_t start = n_segments > 1 ? (uint32_t) ((uint64_t) last*s/(n_segments - 1)) : 0;
+        const uint32_t range = sample.span > sample.n_tokens ? sample.span - sample.n_tokens : 0;
+        const uint32_t start = n_segments > 1 ? (uint32_t) ((uint64_t) range*s/(n_segments - 1)) : 0;
 
         llama_memory_clear(llama_get_memory(ctx), true);
         batch.n_tokens = (int32_t) sample.n_tokens;
         for (uint32_t i = 0; i < sample.n_tokens; ++i) {
-            batch.token   [i]    = tokens[s*sample.n_tokens + i];
+            batch.token   [i]    = tokens[(size_t) s*sample.n_tokens + i];
             batch.pos     [i]    = (llama_pos) (start + i);
             batch.n_seq_id[i]    = 1;
             batch.seq_id  [i][0] = 0;
@@ -599,7 +610,7 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
         if (!found) {
             LLAMA_LOG_INFO("key conditioning: measuring the keys with %u random tokens, once for this model ...\n", sample.n_segments*sample.n_tokens);
             const auto t0 = std::chrono::steady_clock::now();
-            *cond = compute(model, params, random_tokens(model, sample.n_segments*sample.n_tokens, sample.seed), sample);
+            *cond = compute(model, params, random_tokens(model, sample), sample);
             origin = format("computed in %.1f s", std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count());
             if (cond->layers.empty()) {
                 LLAMA_LOG_INFO("key conditioning: off, the model caches no keys\n");
@@ -610,7 +621,7 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
                     throw std::runtime_error("no cache folder is known (HOME is not set)");
                 }
                 fs::create_directories(folder, ec);
-                save(path.string(), *cond, key_model, key_sample, format("%u x %u random tokens, seed %llu", sample.n_segments, sample.n_tokens, (unsigned long long) sample.seed));
+                save(path.string(), *cond, key_model, key_sample, sample.describe("random tokens"));
                 origin += ", kept in " + path.string();
             } catch (const std::exception & err) {
                 LLAMA_LOG_WARN("key conditioning: not kept for the next time: %s\n", err.what());
@@ -630,6 +641,7 @@ bool llama_kv_condition_write(
         const llama_token * tokens,
         int32_t n_tokens,
         int32_t n_segment,
+        int32_t n_span,
         const char * path,
         char * reason,
         size_t reason_size) {
@@ -641,24 +653,20 @@ bool llama_kv_condition_write(
         llama_kv_sample sample = sample_for(*model);
         std::vector<llama_token> ids;
         std::string source;
-        if (tokens) {
+        if (tokens || n_tokens > 0) {
+            if (n_segment <= 0 || n_tokens < n_segment) {
+                throw std::runtime_error(format("the sample has %d tokens, at least %d are needed", n_tokens, n_segment));
+            }
             sample.n_tokens   = (uint32_t) n_segment;
             sample.n_segments = (uint32_t) (n_tokens/n_segment);
-            sample.span       = sample.n_tokens;
-            if (n_segment <= 0 || sample.n_segments == 0) {
-                throw std::runtime_error(format("the text has %d tokens, at least %d are needed", n_tokens, n_segment));
-            }
-            ids.assign(tokens, tokens + (size_t) sample.n_segments*sample.n_tokens);
-            source = format("%u x %u tokens of a text", sample.n_segments, sample.n_tokens);
-        } else {
-            if (n_tokens > 0 && n_segment > 0) {
-                sample.n_tokens   = (uint32_t) n_segment;
-                sample.n_segments = (uint32_t) std::max(1, n_tokens/n_segment);
-                sample.span       = sample.n_segments*sample.n_tokens;
-            }
-            ids    = random_tokens(*model, sample.n_segments*sample.n_tokens, sample.seed);
-            source = format("%u x %u random tokens, seed %llu", sample.n_segments, sample.n_tokens, (unsigned long long) sample.seed);
+            sample.span       = (uint32_t) std::max(n_span, n_segment);
         }
+        if (tokens) {
+            ids.assign(tokens, tokens + (size_t) sample.n_segments*sample.n_tokens);
+        } else {
+            ids = random_tokens(*model, sample);
+        }
+        source = sample.describe(tokens ? "tokens of a text" : "random tokens");
         const auto cond = compute(*model, *params, std::move(ids), sample);
         if (cond.layers.empty()) {
             throw std::runtime_error("the model caches no keys");

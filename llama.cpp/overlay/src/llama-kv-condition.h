@@ -28,12 +28,15 @@ struct llama_kv_stats {
     std::vector<float> q_sqr;  // E[q^2] over the query heads of the group, up to a common factor
 };
 
-// What is measured: n_segments runs of n_tokens random tokens each, the first at position 0, the starts spread evenly up to span.
+// What is measured: n_segments runs of n_tokens tokens, each from an empty cache, the first at position 0, the starts spread so that all lie
+// within span. The default is the cheapest that was good on three models; starts beyond 0 made short contexts worse (docs/ablation.md).
 struct llama_kv_sample {
     uint32_t n_segments = 4;
-    uint32_t n_tokens   = 256;
-    uint32_t span       = 1024;
+    uint32_t n_tokens   = 512;
+    uint32_t span       = 512;
     uint64_t seed       = 1;
+
+    std::string describe(const char * what) const;
 };
 
 struct llama_kv_condition {

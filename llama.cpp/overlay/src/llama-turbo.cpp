@@ -7,6 +7,7 @@
 #include "llama-turbokv.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -192,7 +193,7 @@ void llama_turbo_maps::add(const llama_hparams & hparams, uint32_t il, ggml_back
     auto & ctx = ctxs[buft];
     if (!ctx) {
         ggml_init_params params = {
-            /*.mem_size   =*/ 4*hparams.n_layer_all*ggml_tensor_overhead(),
+            /*.mem_size   =*/ 5*hparams.n_layer_all*ggml_tensor_overhead(),
             /*.mem_buffer =*/ nullptr,
             /*.no_alloc   =*/ true,
         };
@@ -201,6 +202,11 @@ void llama_turbo_maps::add(const llama_hparams & hparams, uint32_t il, ggml_back
 
     map.signs = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, std::max(d_k, d_v));
     ggml_format_name(map.signs, "cache_turbo_signs_l%u", il);
+
+    if (rot_v) {
+        map.v_undo = ggml_new_tensor_1d(ctx.get(), GGML_TYPE_F32, d_v);
+        ggml_format_name(map.v_undo, "cache_turbo_v_undo_l%u", il);
+    }
 
     if (cond_k) {
         map.k_diag  = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, d_k, n_head_kv);
@@ -217,6 +223,12 @@ void llama_turbo_maps::add(const llama_hparams & hparams, uint32_t il, ggml_back
 
 bool llama_turbo_maps::has_k() const {
     return std::any_of(maps.begin(), maps.end(), [](const llama_turbo_map & map) { return map.k != nullptr; });
+}
+
+// Decoded values are shorter than their source (ggml_turbo_nmse). Quantisation noise averages out over the tokens that a query attends to,
+// the shortness does not: giving the length back lowers the KLD of 3-bit values by a tenth (docs/ablation.md).
+static float value_gain(ggml_type type) {
+    return 1.0f/sqrtf(1.0f - ggml_turbo_nmse(type));
 }
 
 void llama_turbo_maps::alloc(bool no_alloc) {
@@ -247,6 +259,13 @@ void llama_turbo_maps::alloc(bool no_alloc) {
         ggml_turbo_signs(map.il, signs.size(), signs.data());
         ggml_backend_tensor_set(map.signs, signs.data(), 0, ggml_nbytes(map.signs));
 
+        if (map.v_undo) {
+            std::vector<float> undo(signs.begin(), signs.begin() + map.v_undo->ne[0]);
+            for (float & v : undo) {
+                v *= value_gain(map.v->type);
+            }
+            ggml_backend_tensor_set(map.v_undo, undo.data(), 0, ggml_nbytes(map.v_undo));
+        }
         if (map.k_diag) {
             const size_t n = map.k_scale.size();
             const size_t d = map.k_diag->ne[0];
@@ -337,7 +356,7 @@ ggml_tensor * llama_turbo_query(ggml_context * ctx, ggml_tensor * cur, const ggm
 
 ggml_tensor * llama_turbo_output(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_v) {
     const auto * map = llama_turbo_map_of(cache_v);
-    return map && !map->observe ? rotate(ctx, cur, map->signs, nullptr, 0, true) : cur;
+    return map && !map->observe ? rotate(ctx, cur, map->v_undo ? map->v_undo : map->signs, nullptr, 0, true) : cur;
 }
 
 //

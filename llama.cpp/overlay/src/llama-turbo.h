@@ -26,6 +26,8 @@ struct llama_turbo_map {
 
     ggml_tensor * signs = nullptr;   // F32 [max(d_k, d_v)], diagonal of the rotation; of V, and of K where it is not conditioned
 
+    ggml_tensor * v_undo = nullptr;  // F32 [d_v], diagonal that the attention output is rotated back with: the signs times a gain
+
     // conditioned keys: the signs times s and 1/s, and mu (llama-kv-condition.h). F32 [d_k, n_head_kv]
     ggml_tensor * k_diag  = nullptr;
     ggml_tensor * k_undo  = nullptr; // undoes k_diag; also the diagonal of the queries

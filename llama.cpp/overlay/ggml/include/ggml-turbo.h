@@ -12,6 +12,10 @@ extern "C" {
 // bits a value, 0 when the type is no turbo type
 GGML_API int  ggml_turbo_bits(enum ggml_type type);
 
+// Normalised mean squared error of the codec on rotated vectors, 0 when the type is no turbo type. The stored scale is the least-squares
+// one, so a decoded vector is shorter than its source by the factor sqrt(1 - nmse) on average.
+GGML_API float ggml_turbo_nmse(enum ggml_type type);
+
 static inline bool ggml_is_turbo(enum ggml_type type) {
     return type >= GGML_TURBO_TYPE_FIRST && type < GGML_TURBO_TYPE_END;
 }

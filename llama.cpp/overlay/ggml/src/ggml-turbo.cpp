@@ -22,6 +22,15 @@ int ggml_turbo_bits(enum ggml_type type) {
     }
 }
 
+float ggml_turbo_nmse(enum ggml_type type) {
+    switch (type) {
+#define X(ID, ENUM, NAME, BITS, BLOCK) case GGML_TYPE_##ENUM: return GGML_TURBO_NMSE_B##BITS##_N##BLOCK;
+        GGML_TURBO_TYPES(X)
+#undef X
+        default: return 0.0f;
+    }
+}
+
 enum ggml_type ggml_turbo_family_from_name(const char * name) {
 #define X(ID, ENUM, NAME, BITS, BLOCK) if (strcmp(name, #NAME) == 0) { return GGML_TYPE_##ENUM; }
     GGML_TURBO_FAMILIES(X)

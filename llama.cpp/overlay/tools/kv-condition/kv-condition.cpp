@@ -23,6 +23,7 @@ static const char * USAGE =
     "  -f, --file TEXT     measure this text (default: random tokens, no text is needed)\n"
     "  -n, --tokens N      tokens to measure (default: with a text 4096 or all of it, else the built-in sample)\n"
     "  -s, --segment N     tokens of one run from an empty cache (default: 512 with a text)\n"
+    "  -p, --span N        positions over which the starts of the runs are spread (default: all start at 0)\n"
     "  -t, --threads N     (default: the number of cores)\n"
     "  -ngl N              layers to keep on the GPU (default: all that fit, as in the other tools)\n"
     "  -v                  the log of the library\n"
@@ -36,7 +37,7 @@ static const char * USAGE =
 
 int main(int argc, char ** argv) {
     std::string path_model, path_out, path_text;
-    int n_tokens = 0, n_segment = 0;
+    int n_tokens = 0, n_segment = 0, n_span = 0;
     int n_threads = (int) std::max(1u, std::thread::hardware_concurrency());
     bool verbose = false;
 
@@ -64,6 +65,7 @@ int main(int argc, char ** argv) {
         else if (arg == "-f" || arg == "--file")    { path_text  = value(); }
         else if (arg == "-n" || arg == "--tokens")  { n_tokens   = number(); }
         else if (arg == "-s" || arg == "--segment") { n_segment  = number(); }
+        else if (arg == "-p" || arg == "--span")    { n_span     = number(); }
         else if (arg == "-t" || arg == "--threads") { n_threads  = std::max(1, number()); }
         else if (arg == "-ngl")                     { mparams.n_gpu_layers = number(); }
         else if (arg == "-v")                       { verbose = true; }
@@ -113,7 +115,7 @@ int main(int argc, char ** argv) {
     cparams.n_threads_batch = n_threads;
 
     char reason[1024];
-    const bool ok = llama_kv_condition_write(model, &cparams, path_text.empty() ? nullptr : tokens.data(), n_tokens, n_segment, path_out.c_str(), reason, sizeof(reason));
+    const bool ok = llama_kv_condition_write(model, &cparams, path_text.empty() ? nullptr : tokens.data(), n_tokens, n_segment, n_span, path_out.c_str(), reason, sizeof(reason));
     if (ok) {
         fprintf(stderr, "written: %s\n", path_out.c_str());
     } else {
