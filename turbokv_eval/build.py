@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turbokv_eval import fork, runner
+from turbokv_eval import fork, provenance, runner
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
 
 Progress = Callable[[str], None]
@@ -122,7 +122,7 @@ def build(options: Options, progress: Progress, on_step: OnStep) -> Path:
         raise MachineCannot(f"cannot write {folder}: {e.strerror}") from e
     _configure(options, tree, folder, cmake, ninja, progress)
     progress(f"building {', '.join(options.targets)}")
-    jobs = options.jobs or len(os.sched_getaffinity(0))
+    jobs = options.jobs or provenance.cpu_count()
     log = folder / "build.log"
     done = runner.run(
         [cmake, "--build", folder, "--parallel", str(jobs), "--target", *options.targets],

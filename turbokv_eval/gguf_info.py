@@ -88,13 +88,13 @@ def read_model(path: Path) -> ModelInfo:
         raise BadInput(
             f"{path} is truncated: it has {size} bytes and its tensors need {e.need}; download it again"
         ) from None
-    except Exception as e:  # noqa: BLE001 - on garbage the reader raises whatever numpy or enum do
+    except Exception as e:  # on garbage the reader raises whatever numpy or enum do
         raise BadInput(f"{path} is truncated or damaged ({_brief(e)}); download it again") from e
     try:
         return _describe(path, size, reader)
     except BadInput:
         raise
-    except Exception as e:  # noqa: BLE001 - metadata of the wrong type or shape
+    except Exception as e:  # metadata of the wrong type or shape
         raise BadInput(f"{path} has metadata that makes no sense ({_brief(e)}); {way_out}") from e
 
 
@@ -114,7 +114,9 @@ def _describe(path: Path, size: int, reader: GGUFReader) -> ModelInfo:
     heads = _per_layer(get(f"{arch}.attention.head_count", 0), layers)
     heads_kv = _per_layer(get(f"{arch}.attention.head_count_kv", heads), layers)
     if max(heads, default=0) == 0 or max(heads_kv, default=0) == 0:
-        raise BadInput(f"{path} has no attention (architecture {arch}), so it has no KV cache; give another model with -m")
+        raise BadInput(
+            f"{path} has no attention (architecture {arch}), so it has no KV cache; give another model with -m"
+        )
     if not reader.tensors:
         raise BadInput(f"{path} holds no tensors (a vocabulary only?): give a whole GGUF model with -m")
     head_dim = int(get(f"{arch}.embedding_length")) // max(heads)

@@ -153,21 +153,22 @@ def problems(config: KVConfig, flash_attn: bool, reports: list[KVReport]) -> lis
 
 
 def bits_per_value(report: KVReport, model: ModelInfo) -> float | None:
-    """Bits that the run's cache takes for each stored value: its reported bytes over the values that the metadata counts.
+    """Bits of the run's cache for each stored value: its reported bytes over the values that the metadata counts.
 
-    Where metadata cannot count them (MLA, mixed layers), the run's own figures for each kind of layer; None without those.
+    Where metadata cannot count them (MLA, mixed layers), the run's own figures for each kind of layer; None without.
     """
     bits = values = 0.0
     for cache in report.caches:
         counted = model.values_per_cell(cache.layers)
         if counted is None:
-            return _logged_bits(report)
+            return logged_bits(report)
         values += sum(counted) * cache.cells * cache.streams
         bits += (cache.k_mib + cache.v_mib) * MIB * 8
     return bits / values if values else None
 
 
-def _logged_bits(report: KVReport) -> float | None:
+def logged_bits(report: KVReport) -> float | None:
+    """The run's own bits/value over all kinds of layers; None when it prints none (an unpatched llama.cpp)."""
     sides = [(kind.k_mib, kind.k_bits) for kind in report.kinds]
     sides += [(kind.v_mib, kind.v_bits) for kind in report.kinds if kind.v_mib is not None and kind.v_bits is not None]
     values = sum(mib / bits for mib, bits in sides)

@@ -88,7 +88,7 @@ def _command(bin_dir: Path, model: Path, config: KVConfig, ctx: int, threads: in
 def reference_command(
     bin_dir: Path, model: Path, text: Path, config: KVConfig, *, ctx: int, chunks: int, threads: int, store: Path
 ) -> list[str]:
-    """Runs `config` without flash attention (which would turn an f32 cache into f16) and stores its log-probabilities."""
+    """Runs `config` without flash attention (which would turn an f32 cache into f16), stores its log-probabilities."""
     argv = _command(bin_dir, model, config, ctx, threads, flash_attn=False)
     return [*argv, "-f", str(text), "--chunks", str(chunks), "--kl-divergence-base", str(store)]
 
@@ -99,7 +99,9 @@ def row_command(bin_dir: Path, model: Path, config: KVConfig, *, ctx: int, threa
     return [*argv, "--kl-divergence", "--kl-divergence-base", str(store)]
 
 
-def probe_command(bin_dir: Path, model: Path, config: KVConfig, *, ctx: int, threads: int, flash_attn: bool) -> list[str]:
+def probe_command(
+    bin_dir: Path, model: Path, config: KVConfig, *, ctx: int, threads: int, flash_attn: bool
+) -> list[str]:
     """Makes the context and then ends, for want of text: shows in a moment whether and how a configuration loads."""
     return [*_command(bin_dir, model, config, ctx, threads, flash_attn), "--no-warmup", "-p", "-"]
 

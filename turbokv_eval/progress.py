@@ -68,6 +68,12 @@ def meter(console: Console) -> Iterator[Meter]:
     if not console.is_terminal:
         yield LineMeter(console)
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("/"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TextColumn("/"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=1800) as progress:
         yield BarMeter(console, progress)

@@ -66,7 +66,9 @@ def run(
                 sink = stack.enter_context(log.open("wb", buffering=0))
                 sink.write(f"$ {' '.join(args)}\n".encode())
             except OSError as e:
-                raise MachineCannot(f"cannot write {log}: {e.strerror}; free some space or choose another folder") from e
+                raise MachineCannot(
+                    f"cannot write {log}: {e.strerror}; free some space or choose another folder"
+                ) from e
         try:
             process = subprocess.Popen(
                 args,
@@ -78,7 +80,7 @@ def run(
         except OSError as e:
             raise MachineCannot(f"cannot start {args[0]}: {e.strerror}") from e
         try:
-            chunks = _pump(process, sink, on_output, None if timeout is None else began + timeout)
+            chunks = _pump(process, sink, on_output, None if timeout is None else began + timeout, args[0])
             returncode = process.wait()
         except BaseException:
             _end(process)
@@ -95,18 +97,22 @@ def run(
 
 
 def _pump(
-    process: "subprocess.Popen[bytes]", sink: BinaryIO | None, on_output: OnOutput | None, deadline: float | None
+    process: "subprocess.Popen[bytes]",
+    sink: BinaryIO | None,
+    on_output: OnOutput | None,
+    deadline: float | None,
+    name: str,
 ) -> dict[str, list[bytes]]:
     """Reads both pipes until they close; returns what came through each."""
     chunks: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
     with selectors.DefaultSelector() as selector:
-        for name, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
+        for stream, pipe in (("stdout", process.stdout), ("stderr", process.stderr)):
             assert pipe is not None
-            selector.register(pipe, selectors.EVENT_READ, name)
+            selector.register(pipe, selectors.EVENT_READ, stream)
         while selector.get_map():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise MachineCannot(f"{process.args[0]} did not end in time and was stopped")  # type: ignore[index]
+                raise MachineCannot(f"{name} did not end in time and was stopped")
             for key, _ in selector.select(left):
                 data = os.read(key.fd, 1 << 16)
                 if not data:

@@ -17,7 +17,7 @@ LAYER_SEED = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
 
 ORDERS = {64: 1, 128: 1, 256: 1, 512: 1, 96: 12, 192: 12, 80: 20, 160: 20, 320: 20, 112: 28, 576: 36}
-"""m for each head dimension d = m * 2^k."""
+"""m for the head dimensions d = m * 2^k that models have; the vectors cover these."""
 
 
 def splitmix64(seed: int) -> Iterator[int]:
@@ -106,7 +106,7 @@ def paley(m: int) -> I8:
 def hadamard(d: int) -> I8:
     """H_d as a dense matrix: int8, shape (d, d), symmetric, entries +-1, read-only.
 
-    Raises ValueError for a d not in ORDERS.
+    Raises ValueError for a d that has no rotation.
     """
     h = paley(_order(d))
     while len(h) < d:
@@ -126,7 +126,7 @@ def rotation_matrix(layer: int, d: int) -> npt.NDArray[np.float64]:
 def fast_hadamard(x: npt.NDArray[T]) -> npt.NDArray[T]:
     """H_d x for each row, in the dtype of x: butterflies over the power of two, then the m x m matrix.
 
-    x: float32 or float64, shape (..., d). Raises TypeError for another dtype, ValueError for a d not in ORDERS.
+    x: float32 or float64, shape (..., d). Raises TypeError for another dtype, ValueError for a d that has no rotation.
     """
     d = _require(x)
     m = _order(d)
@@ -146,7 +146,7 @@ def forward(x: npt.NDArray[T], layer: int) -> npt.NDArray[T]:
     """Rotate head vectors for storage: H_d D x / sqrt(d). For K, V and Q.
 
     x: float32 or float64, shape (..., d). Returns the same shape and dtype.
-    Raises TypeError for another dtype, ValueError for a d not in ORDERS or a negative layer.
+    Raises TypeError for another dtype, ValueError for a d that has no rotation or a negative layer.
     """
     d = _require(x)
     return fast_hadamard(x * signs(layer, d).astype(x.dtype)) / x.dtype.type(math.sqrt(d))
@@ -169,6 +169,8 @@ def _require(x: object) -> int:
 
 
 def _order(d: int) -> int:
-    if d not in ORDERS:
-        raise ValueError(f"no rotation for head dimension {d}; known: {', '.join(map(str, sorted(ORDERS)))}")
-    return ORDERS[d]
+    for m in (1, 12, 20, 28, 36):
+        p = d // m
+        if d == m * p and p >= 2 and p & (p - 1) == 0:
+            return m
+    raise ValueError(f"no rotation for head dimension {d}: it is not m * 2^k with m in 1, 12, 20, 28, 36 and k >= 1")

@@ -58,7 +58,12 @@ def by_shape(bits: int, n: int) -> TurboType:
 
 
 def block_for(d: int) -> int:
-    """Values a block for a head dimension d: the largest block that divides it. Raises ValueError where none does."""
+    """Values a block for a head dimension d: the largest block that divides it, but 64 for 576 (MLA; FORMAT.md section 1).
+
+    Raises ValueError where none does.
+    """
+    if d == 576:
+        return 64
     if d > 0:
         for n in sorted(BLOCKS, reverse=True):
             if d % n == 0:

@@ -1,0 +1,185 @@
+"""The command line: `turbokv-eval build | compare | bench`. stdout is the result, stderr is progress."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from turbokv_eval import assets, build, compare, provenance, report, store
+from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
+from turbokv_eval.gguf_info import read_model
+from turbokv_eval.progress import Meter, meter
+from turbokv_eval.types import parse_types
+
+DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo2"
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="turbokv-eval")
+def main() -> None:
+    """Build the turbokv fork of llama.cpp and compare its KV-cache types on your model.
+
+    \b
+    Example:
+      turbokv-eval build && turbokv-eval compare -m MODEL.gguf -f TEXT
+
+    Exit codes: 0 ok, 1 a check failed, 2 bad usage or input, 3 the machine cannot, 130 interrupted.
+    """
+
+
+@main.command("build")
+@click.option("--portable", is_flag=True, help="For any processor of this architecture, not only this one.")
+@click.option("--tests", is_flag=True, help="The test programs of the turbo types too (then `ctest -L turbo`).")
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Compilations at a time.  [default: all processors]")
+@click.option("--sanitize", metavar="LIST", help="Only the codec test, with sanitizers: address,undefined or thread.")
+def build_command(portable: bool, tests: bool, jobs: int | None, sanitize: str | None) -> None:
+    """Materialise the fork and build its programs; print their folder.
+
+    \b
+    Example:
+      turbokv-eval build
+      turbokv-eval build --tests --jobs 2
+
+    Needs a C++ compiler and git; CMake and Ninja come with this package, ccache is used where it is installed.
+    """
+    options = build.Options(portable, tests, build.parse_sanitizers(sanitize), jobs)
+    console = Console(stderr=True)
+    try:
+        with meter(console) as show:
+            folder = build.build(options, show.say, lambda done, total: show.update(done, total, "building"))
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; run the same command again to go on with the build") from None
+    click.echo(folder)
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Comma-separated whole numbers, none below 0, none twice."""
+    try:
+        numbers = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers such as 0,4096") from None
+    if min(numbers) < 0 or len(set(numbers)) != len(numbers):
+        raise click.BadParameter(f"{value!r} has a number below 0, or one twice")
+    return numbers
+
+
+def _shared(command: Any) -> Any:
+    """The options that `compare` and `bench` have in common."""
+    options = (
+        click.option(
+            "-m", "--model", type=_PATH, help="GGUF model.  [default: SmolLM2-135M-Instruct, downloaded once]"
+        ),
+        click.option("--types", default=DEFAULT_TYPES, show_default=True, help="Cache types; K/V for a pair."),
+        click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]"),
+        click.option(
+            "--depths",
+            callback=_numbers,
+            metavar="N,N,...",
+            default="0,4096",
+            show_default=True,
+            help="Tokens in the cache before.",
+        ),
+        click.option("--rounds", type=click.IntRange(min=1), help="At each depth.  [default: 3, beyond depth 1024: 1]"),
+        click.option(
+            "-r", "--repetitions", type=click.IntRange(min=1), default=2, show_default=True, help="In a round."
+        ),
+        click.option(
+            "-o", "--output", type=_PATH, default="turbokv-compare", show_default=True, help="Folder of results."
+        ),
+        click.option(
+            "--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]"
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@main.command("compare")
+@click.option(
+    "-f", "--file", "text", type=_PATH, help="Plain text.  [default: State of the Union messages, downloaded once]"
+)
+@click.option("--ctx", "-c", type=click.IntRange(min=16), default=512, show_default=True, help="Tokens of a chunk.")
+@click.option("--chunks", type=click.IntRange(min=1), default=12, show_default=True, help="Chunks of the text.")
+@click.option("--no-quality", is_flag=True, help="Only sizes and speed.")
+@click.option("--no-speed", is_flag=True, help="Only sizes and quality.")
+@_shared
+def compare_command(**options: Any) -> None:
+    """What each cache type costs and keeps, on a real model: size, perplexity, KL divergence, speed.
+
+    \b
+    Example:
+      turbokv-eval compare
+      turbokv-eval compare -m MODEL.gguf -f TEXT --types f16,q8_0,turbo3,q8_0/turbo3
+
+    Prints tables; the folder of results gets compare.json (all numbers and where they came from), compare.txt and the
+    log of every run. About 12 minutes with the defaults on 2 processors.
+    """
+    _compare(options)
+
+
+@main.command("bench")
+@_shared
+def bench_command(**options: Any) -> None:
+    """Size and speed of each cache type, without the quality part: `compare --no-quality`.
+
+    \b
+    Example:
+      turbokv-eval bench -m MODEL.gguf --types f16,turbo3 --depths 0,8192
+    """
+    _compare({**options, "text": None, "ctx": 512, "chunks": 1, "no_quality": True, "no_speed": False})
+
+
+def _compare(options: dict[str, Any]) -> None:
+    if options["no_quality"] and options["no_speed"]:
+        raise BadInput("--no-quality and --no-speed leave nothing to do: drop one")
+    folder: Path = options["output"]
+    try:
+        with meter(Console(stderr=True)) as show, store.opened(folder) as opened:
+            comparison = compare.Comparison(_settings(options, show), opened, show, sys.argv)
+            document = comparison.run()
+            opened.save_table(report.as_text(document))
+    except KeyboardInterrupt:
+        found = folder / "compare.json"
+        where = f"; what was measured so far is in {found}" if found.is_file() else ""
+        raise Interrupted(f"stopped{where}") from None
+    report.print_to(Console(), document)
+    click.echo(f"results: {opened.json}", err=True)
+    if failed := comparison.failed_rows:
+        names = ", ".join(row["label"] for row in failed)
+        raise CheckFailed(f"{len(failed)} of {len(document['rows'])} rows failed ({names}); logs: {opened.logs}")
+
+
+def _settings(options: dict[str, Any], show: Meter) -> compare.Settings:
+    """Checks everything that can be checked before the long runs."""
+    bin_dir: Path = options["bin_dir"] or build.default_bin()
+    compare.check_programs(bin_dir)
+    configs = parse_types(options["types"], compare.known_types(bin_dir))
+    quality = not options["no_quality"]
+    if quality:
+        compare.check_values(options["ctx"], options["chunks"])
+    text = options["text"]
+    if text is not None:
+        compare.check_text(text, options["ctx"])
+    model = read_model(options["model"] or assets.fetch(assets.MODEL, show.say))
+    if quality and text is None:
+        text = assets.fetch(assets.TEXT, show.say)
+        compare.check_text(text, options["ctx"])
+    return compare.Settings(
+        configs=tuple(configs),
+        model=model,
+        text=text,
+        bin_dir=bin_dir,
+        ctx=options["ctx"],
+        chunks=options["chunks"],
+        threads=options["threads"] or provenance.cpu_count(),
+        depths=options["depths"],
+        rounds=options["rounds"],
+        repetitions=options["repetitions"],
+        quality=quality,
+        speed=not options["no_speed"],
+    )

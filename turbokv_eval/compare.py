@@ -1,0 +1,448 @@
+"""Runs a comparison: a reference, then every cache type against it, then speed in interleaved rounds.
+
+Every number is read from the output of a program, and every row states which cache the program really used. The
+document that comes out is the record; `report` turns it into tables.
+"""
+
+import statistics
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from turbokv_eval import bench, kv_log, perplexity, provenance, runner
+from turbokv_eval.assets import sha256_file
+from turbokv_eval.build import missing_programs
+from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot, ToolError
+from turbokv_eval.gguf_info import ModelInfo
+from turbokv_eval.progress import Meter
+from turbokv_eval.store import Store
+from turbokv_eval.types import KVConfig
+
+# Of the document. A change of meaning of any field is a new number.
+SCHEMA_VERSION = 1
+
+# The reference runs without flash attention: with it, llama.cpp converts an f32 cache to f16 at every use, so that an
+# f32 and an f16 cache give the same logits, and the reference would be an f16 one by another name.
+REFERENCE = KVConfig("f32", "f32")
+
+# A depth costs its prompt in every round, minutes on a small machine: 3 rounds up to this depth, else 1.
+_DEEP = 1024
+_ROUNDS = 3
+# Two ways to count the same bits: printed sizes have two decimals.
+_BITS_TOLERANCE = 0.02
+
+# Share of a step that is done, 0 to 1.
+OnShare = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to compare. depths: tokens in the cache before a speed test. rounds: None for the default of each depth."""
+
+    configs: tuple[KVConfig, ...]
+    model: ModelInfo
+    text: Path
+    bin_dir: Path
+    ctx: int = 512
+    chunks: int = 12
+    threads: int = 1
+    depths: tuple[int, ...] = (0, 4096)
+    rounds: int | None = None
+    repetitions: int = 2
+    quality: bool = True
+    speed: bool = True
+
+    def rounds_at(self, depth: int) -> int:
+        return self.rounds or (_ROUNDS if depth <= _DEEP else 1)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """weight: in tokens processed, a rough measure of its time."""
+
+    name: str
+    weight: float
+    run: Callable[[OnShare], None]
+
+
+def check_programs(bin_dir: Path) -> None:
+    """Raises MachineCannot when the programs are not built."""
+    missing = missing_programs(bin_dir, (perplexity.PROGRAM, bench.PROGRAM))
+    if missing:
+        raise MachineCannot(
+            f"{' and '.join(missing)} not found in {bin_dir}: `turbokv-eval build` (or `make build`) builds the"
+            f" programs, --bin names another folder"
+        )
+
+
+def known_types(bin_dir: Path) -> list[str]:
+    """The cache types that the built programs name."""
+    done = runner.run([bin_dir / perplexity.PROGRAM, "--help"], timeout=60)
+    if done.returncode != 0:
+        raise MachineCannot(
+            f"{bin_dir / perplexity.PROGRAM} does not run ({_why(done)}): build it again on this machine"
+        )
+    return perplexity.parse_known_types(done.output)
+
+
+def check_text(text: Path, ctx: int) -> None:
+    """Raises BadInput for a text that cannot be read or is surely too short (a token is at least a byte)."""
+    try:
+        data = text.read_bytes()
+    except OSError as e:
+        raise BadInput(f"cannot read the text {text}: {e.strerror}; give a plain text file with -f") from e
+    if not data.strip():
+        raise BadInput(f"the text {text} is empty: give a plain text file with -f")
+    if len(data) < 2 * ctx:
+        raise BadInput(
+            f"the text {text} is too short: it has {len(data)} bytes, and two contexts of {ctx} tokens are needed; give"
+            f" a longer one with -f or a smaller --ctx"
+        )
+
+
+def check_values(ctx: int, chunks: int) -> None:
+    """Raises BadInput when llama-perplexity would print no statistics."""
+    per_chunk = perplexity.values_per_chunk(ctx)
+    if chunks * per_chunk < perplexity.MIN_VALUES:
+        least = -(-perplexity.MIN_VALUES // per_chunk)
+        raise BadInput(
+            f"--chunks {chunks} of --ctx {ctx} score too few tokens for statistics: use --chunks {least} or more"
+        )
+
+
+class Comparison:
+    """One run. `document` is always what has been found so far, and so is the file in the store."""
+
+    def __init__(self, settings: Settings, store: Store, meter: Meter, command: Sequence[str]) -> None:
+        self.settings = settings
+        self.store = store
+        self.meter = meter
+        self._reference_chunks = 0
+        model = settings.model
+        self.document: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "tool": "turbokv-eval compare",
+            "status": "running",
+            "started": provenance.now(),
+            "finished": None,
+            "command": list(command),
+            "settings": {
+                "types": [config.label for config in settings.configs],
+                "ctx": settings.ctx,
+                "chunks": settings.chunks,
+                "threads": settings.threads,
+                "depths": list(settings.depths),
+                "rounds": {str(depth): settings.rounds_at(depth) for depth in settings.depths},
+                "repetitions": settings.repetitions,
+                "n_prompt": bench.N_PROMPT,
+                "n_gen": bench.N_GEN,
+                "quality": settings.quality,
+                "speed": settings.speed,
+            },
+            "model": {
+                "path": str(model.path),
+                "file": model.path.name,
+                "name": model.name,
+                "arch": model.arch,
+                "bytes": model.size,
+                "sha256": sha256_file(model.path),
+                "n_ctx_train": model.n_ctx_train,
+                "head_count": model.head_count,
+                "head_count_kv": list(model.head_count_kv),
+                "key_length": model.key_length,
+                "value_length": model.value_length,
+            },
+            "text": {
+                "path": str(settings.text),
+                "file": settings.text.name,
+                "bytes": settings.text.stat().st_size,
+                "sha256": sha256_file(settings.text),
+            },
+            "build": provenance.build(settings.bin_dir, perplexity.PROGRAM),
+            "host": provenance.host(),
+            "versions": provenance.versions(),
+            "reference": None,
+            "notes": [],
+            "rows": [
+                {
+                    "label": config.label,
+                    "k": config.k,
+                    "v": config.v,
+                    "extra": list(config.extra),
+                    "status": "pending",
+                    "errors": [],
+                    "kv": None,
+                    "bits_per_value": None,
+                    "quality": None,
+                    "speed": [],
+                    "commands": [],
+                }
+                for config in settings.configs
+            ],
+        }
+
+    def run(self) -> dict[str, Any]:
+        """Does every step and returns the document. A row that fails is marked and the others go on.
+
+        Raises BadInput (the text is too short, the model cannot take a type), MachineCannot, or CheckFailed (no
+        reference).
+        """
+        self._note_conditions()
+        # Saved first, so that a folder that cannot take the result is found out before the work.
+        self.store.save(self.document)
+        steps = self._plan()
+        total, done = sum(step.weight for step in steps), 0.0
+        try:
+            for number, step in enumerate(steps, 1):
+                what = f"[{number}/{len(steps)}] {step.name}"
+                self.meter.update(done, total, what)
+
+                def share(part: float, done: float = done, step: _Step = step, what: str = what) -> None:
+                    self.meter.update(done + step.weight * min(part, 1.0), total, what)
+
+                step.run(share)
+                done += step.weight
+                self.store.save(self.document)
+        except KeyboardInterrupt:
+            self._finish("interrupted")
+            raise
+        except ToolError as e:
+            self._finish("failed", e.message)
+            raise
+        for row in self.document["rows"]:
+            row["status"] = "failed" if row["errors"] else "ok"
+        self._note_twins()
+        self._finish("failed" if self.failed_rows else "complete")
+        return self.document
+
+    @property
+    def failed_rows(self) -> list[dict[str, Any]]:
+        return [row for row in self.document["rows"] if row["errors"]]
+
+    def _finish(self, status: str, error: str | None = None) -> None:
+        self.document["status"] = status
+        self.document["finished"] = provenance.now()
+        if error is not None:
+            self.document["error"] = error
+        self.store.save(self.document)
+
+    def _plan(self) -> list[_Step]:
+        s = self.settings
+        rows = list(zip(s.configs, self.document["rows"], strict=True))
+        tokens = s.chunks * s.ctx
+        steps = [_Step(f"load {config.label}", tokens / 50, _bind(self._probe, config, row)) for config, row in rows]
+        if s.quality:
+            steps.append(_Step("reference", tokens, self._reference))
+            steps += [
+                _Step(f"quality {config.label}", tokens * 1.2, _bind(self._quality, config, row))
+                for config, row in rows
+            ]
+        if s.speed:
+            for depth in s.depths:
+                for number in range(1, s.rounds_at(depth) + 1):
+                    weight = 3 * depth + s.repetitions * (bench.N_PROMPT + 4 * bench.N_GEN) + bench.N_PROMPT
+                    name = f"speed at depth {depth}, round {number}"
+                    steps += [
+                        _Step(f"{name}, {config.label}", weight, _bind(self._speed, config, row, depth, number))
+                        for config, row in rows
+                    ]
+        return steps
+
+    def _probe(self, config: KVConfig, row: dict[str, Any], share: OnShare) -> None:
+        """Loads the model with the row's cache: before the long runs it shows what cannot work."""
+        s = self.settings
+        argv = perplexity.probe_command(s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, flash_attn=True)
+        log = self.store.log(f"load-{config.slug}")
+        done = runner.run(argv, log=log)
+        row["commands"].append(argv)
+        contexts = kv_log.parse_contexts(done.output)
+        if done.returncode != 0 or not contexts:
+            raise BadInput(
+                f"{s.model.path.name} does not load with cache type {config.label}: {_why(done)}; log: {log}"
+            )
+        self._take_report(config, row, contexts[-1])
+
+    def _take_report(self, config: KVConfig, row: dict[str, Any], report: kv_log.KVReport) -> None:
+        row["errors"] += kv_log.problems(config, True, [report])
+        row["kv"] = report.as_dict()
+        bits = kv_log.bits_per_value(report, self.settings.model)
+        row["bits_per_value"] = None if bits is None else round(bits, 4)
+        logged = kv_log.logged_bits(report)
+        if bits is not None and logged is not None and abs(bits / logged - 1) > _BITS_TOLERANCE:
+            row["errors"].append(f"the run reports {logged:.3f} bits a value, but its bytes make {bits:.3f}")
+
+    def _reference(self, share: OnShare) -> None:
+        s = self.settings
+        # Never more chunks than the text can have: a token is at least a byte.
+        chunks = min(s.chunks, s.text.stat().st_size // s.ctx)
+        self.store.need(
+            perplexity.reference_bytes(s.ctx, chunks, s.model.n_vocab),
+            "the reference (its log-probabilities, deleted later)",
+        )
+        argv = perplexity.reference_command(
+            s.bin_dir,
+            s.model.path,
+            s.text,
+            REFERENCE,
+            ctx=s.ctx,
+            chunks=s.chunks,
+            threads=s.threads,
+            store=self.store.reference,
+        )
+        log = self.store.log("reference")
+        done = runner.run(argv, log=log, on_output=_ChunkReader(s.chunks, share))
+        if short := perplexity.too_short(done.output):
+            raise BadInput(
+                f"the text {s.text} is too short: it has {short[1]} tokens, and two contexts of {s.ctx} make {short[0]}"
+                f"; give a longer one with -f or a smaller --ctx"
+            )
+        result = perplexity.parse_reference(done.output, s.ctx)
+        if done.returncode != 0 or result is None:
+            raise CheckFailed(f"the reference run failed: {_why(done)}; log: {log}")
+        contexts = kv_log.parse_contexts(done.output)
+        if wrong := kv_log.problems(REFERENCE, False, contexts[-1:]):
+            raise CheckFailed(f"the reference run is not what was asked: {'; '.join(wrong)}; log: {log}")
+        _check_reference_file(self.store.reference)
+        check_values(s.ctx, result.chunks)
+        if result.chunks < s.chunks:
+            self._note(f"the text has only {result.chunks} chunks of the {s.chunks} that were asked for")
+        self._reference_chunks = result.chunks
+        self.document["reference"] = {
+            "type": REFERENCE.label,
+            "flash_attn": False,
+            "kv": contexts[-1].as_dict(),
+            "command": argv,
+            "seconds": round(done.seconds, 1),
+            **asdict(result),
+        }
+
+    def _quality(self, config: KVConfig, row: dict[str, Any], share: OnShare) -> None:
+        if row["errors"]:
+            return
+        s = self.settings
+        argv = perplexity.row_command(
+            s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, store=self.store.reference
+        )
+        log = self.store.log(f"quality-{config.slug}")
+        done = runner.run(argv, log=log, on_output=_ChunkReader(self._reference_chunks, share))
+        row["commands"].append(argv)
+        if done.returncode != 0:
+            row["errors"].append(f"{perplexity.PROGRAM} failed: {_why(done)}")
+            return
+        contexts = kv_log.parse_contexts(done.output)[-1:]
+        wrong = kv_log.problems(config, True, contexts)
+        try:
+            result = perplexity.parse_quality(done.output, s.ctx)
+        except CheckFailed as e:
+            wrong.append(e.message)
+        else:
+            if result.chunks != self._reference_chunks:
+                wrong.append(f"it ran {result.chunks} chunks, the reference {self._reference_chunks}")
+        row["errors"] += wrong
+        if not wrong:
+            self._take_report(config, row, contexts[0])
+            row["quality"] = {**asdict(result), "seconds": round(done.seconds, 1)}
+
+    def _speed(self, config: KVConfig, row: dict[str, Any], depth: int, number: int, share: OnShare) -> None:
+        if row["errors"]:
+            return
+        s = self.settings
+        argv = bench.command(s.bin_dir, s.model.path, config, depth=depth, repetitions=s.repetitions, threads=s.threads)
+        done = runner.run(argv, log=self.store.log(f"speed-{depth}-round{number}-{config.slug}"))
+        if number == 1:
+            row["commands"].append(argv)
+        if done.returncode != 0:
+            row["errors"].append(f"{bench.PROGRAM} failed at depth {depth}: {_why(done)}")
+            return
+        wrong = kv_log.problems(config, True, kv_log.parse_contexts(done.stderr))
+        try:
+            found = bench.parse(done.stdout)
+        except CheckFailed as e:
+            wrong.append(e.message)
+            found = []
+        wrong += [f"{bench.PROGRAM} ran at depth {m.depth}, not {depth}" for m in found if m.depth != depth][:1]
+        row["errors"] += wrong
+        if wrong:
+            return
+        entry = next((entry for entry in row["speed"] if entry["depth"] == depth), None)
+        if entry is None:
+            entry = {"depth": depth, "prompt": {"rounds": []}, "generation": {"rounds": []}}
+            row["speed"].append(entry)
+        for m in found:
+            side = entry[m.kind]
+            side["rounds"].append(list(m.samples))
+            # The median over rounds of a round's median: one disturbed round cannot move it.
+            side["median"] = round(statistics.median(statistics.median(samples) for samples in side["rounds"]), 3)
+            flat = [sample for samples in side["rounds"] for sample in samples]
+            side["min"], side["max"], side["n"] = min(flat), max(flat), len(flat)
+
+    def _note(self, text: str) -> None:
+        self.document["notes"].append(text)
+        self.meter.say(f"note: {text}")
+
+    def _note_conditions(self) -> None:
+        s = self.settings
+        load, cpus = self.document["host"]["load_average_at_start"], self.document["host"]["cpus"]
+        if s.speed and load is not None and load > 0.5 * cpus:
+            self._note(f"the machine was busy at the start (load {load} on {cpus} processors): speeds may be too low")
+        longest = max(
+            [s.ctx if s.quality else 0, *(depth + bench.N_PROMPT for depth in s.depths if s.speed)], default=0
+        )
+        if 0 < s.model.n_ctx_train < longest:
+            self._note(f"the model was trained on {s.model.n_ctx_train} tokens of context, fewer than {longest}")
+
+    def _note_twins(self) -> None:
+        """Two types with the same numbers to the last digit are most likely one type by two names."""
+        seen: dict[tuple[float, ...], str] = {}
+        for row in self.document["rows"]:
+            if quality := row["quality"]:
+                key = tuple(quality[name] for name in ("ppl", "kld_mean", "kld_max", "kld_p999", "rms_dp"))
+                if (other := seen.setdefault(key, row["label"])) != row["label"]:
+                    self._note(f"{other} and {row['label']} gave identical numbers: they were the same at run time")
+
+
+def _bind(method: Callable[..., None], *args: Any) -> Callable[[OnShare], None]:
+    return lambda share: method(*args, share)
+
+
+class _ChunkReader:
+    """Turns the output of llama-perplexity into a share of the chunks."""
+
+    def __init__(self, chunks: int, share: OnShare) -> None:
+        self._chunks = max(chunks, 1)
+        self._share = share
+        self._text = ""
+
+    def __call__(self, text: str) -> None:
+        self._text += text
+        if done := perplexity.finished_chunks(self._text):
+            self._share(done / self._chunks)
+
+
+def _check_reference_file(path: Path) -> None:
+    """llama-perplexity does not notice when its file could not be written; the rows would then read garbage."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            magic, ctx, n_vocab, chunks = struct.unpack("=8sIii", file.read(20))
+    except (OSError, struct.error) as e:
+        raise MachineCannot(f"{path} was not written whole (is the disk full?): free some space or use -o") from e
+    need = perplexity.reference_bytes(ctx, chunks, n_vocab)
+    if magic != b"_logits_" or size < need:
+        raise MachineCannot(
+            f"{path} has {size} bytes of {need} (is the disk full?): free some space, or use another -o"
+        )
+
+
+def _why(done: runner.Result) -> str:
+    """Why a run failed, in a few words."""
+    said = perplexity.failure(done.output)
+    if done.returncode < 0:
+        return (
+            f"killed by signal {-done.returncode}"
+            + (f" ({said})" if said else "")
+            + (", perhaps out of memory" if done.returncode == -9 else "")
+        )
+    return said or f"exit status {done.returncode} without a message"

@@ -1,0 +1,179 @@
+"""The tables of a comparison: a pure function of its document."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+# A narrower terminal wraps lines; no cell is ever cut.
+MIN_WIDTH = 112
+
+
+def quality_frame(document: dict[str, Any]) -> pd.DataFrame:
+    """One row for each type, numbers unrounded, missing ones NaN.
+
+    Columns: type, status, bits_per_value, kv_mib, and the fields of the rows' `quality`.
+    """
+    records = [
+        {
+            "type": row["label"],
+            "status": row["status"],
+            "bits_per_value": row["bits_per_value"],
+            "kv_mib": row["kv"]["mib"] if row["kv"] else None,
+            **(row["quality"] or {}),
+        }
+        for row in document["rows"]
+    ]
+    return pd.DataFrame.from_records(records)
+
+
+def speed_frame(document: dict[str, Any]) -> pd.DataFrame:
+    """One row for each type, depth and kind (prompt or generation); tokens a second: median, min, max, n samples."""
+    records = [
+        {"type": row["label"], "depth": entry["depth"], "kind": kind}
+        | {name: entry[kind].get(name) for name in ("median", "min", "max", "n")}
+        for row in document["rows"]
+        for entry in row["speed"]
+        for kind in ("prompt", "generation")
+    ]
+    return pd.DataFrame.from_records(records, columns=["type", "depth", "kind", "median", "min", "max", "n"])
+
+
+def render(document: dict[str, Any]) -> RenderableType:
+    """The tables and what must be known to read them."""
+    parts: list[RenderableType] = [Text(_title(document), style="bold")]
+    parts.append(_quality_table(document))
+    parts += _speed_tables(document)
+    parts += [Text(line, style="bold red") for line in _failures(document)]
+    parts += [Text(line) for line in _footer(document)]
+    return Group(*parts)
+
+
+def print_to(console: Console, document: dict[str, Any]) -> None:
+    """Prints the tables, wide enough for every cell."""
+    console.print(render(document), width=max(console.width, MIN_WIDTH), no_wrap=False, crop=False, soft_wrap=False)
+
+
+def as_text(document: dict[str, Any]) -> str:
+    """The tables as plain text."""
+    console = Console(width=MIN_WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        print_to(console, document)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def _title(document: dict[str, Any]) -> str:
+    model, settings = document["model"], document["settings"]
+    title = f"{model['file']} ({model['arch']}, head dim {model['key_length']})"
+    if document["reference"]:
+        reference = document["reference"]
+        title += f", {document['text']['file']}, {reference['chunks']} chunks of {settings['ctx']} tokens"
+    return title
+
+
+def _fixed(digits: int) -> Callable[[Any], str]:
+    return lambda value: "-" if pd.isna(value) else f"{value:.{digits}f}"
+
+
+def _with_error(digits: int) -> Callable[[Any, Any], str]:
+    return lambda value, error: "-" if pd.isna(value) else f"{value:.{digits}f} ±{error:.{digits}f}"
+
+
+def _table(*headers: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for index, header in enumerate(headers):
+        table.add_column(header, justify="left" if index == 0 else "right", no_wrap=True, overflow="ignore")
+    return table
+
+
+def _quality_table(document: dict[str, Any]) -> Table:
+    frame = quality_frame(document)
+    f16 = {row["label"]: row["kv"]["mib"] for row in document["rows"] if row["kv"]}.get("f16")
+    memory = ["bits/\nvalue", "KV\nMiB", *(["vs\nf16"] if f16 else [])]
+    quality = [
+        "PPL",
+        "mean\nKLD",
+        "median\nKLD",
+        "99%\nKLD",
+        "99.9%\nKLD",
+        "max\nKLD",
+        "same top\ntoken %",
+        "RMS\nΔp %",
+    ]
+    measured = document["reference"] is not None
+    table = _table("cache\nK/V", *memory, *(quality if measured else []))
+    for row in frame.to_dict("records"):
+        failed = row["status"] == "failed"
+        cells = [f"{row['type']} FAILED" if failed else str(row["type"])]
+        cells += [_fixed(3)(row["bits_per_value"]), _fixed(2)(row["kv_mib"])]
+        if f16:
+            cells.append("-" if pd.isna(row["kv_mib"]) else f"{f16 / row['kv_mib']:.2f}x")
+        if measured:
+            number = row.get
+            cells += [
+                _with_error(2)(number("ppl"), number("ppl_err")),
+                _with_error(4)(number("kld_mean"), number("kld_err")),
+                _fixed(4)(number("kld_median")),
+                _fixed(3)(number("kld_p99")),
+                _fixed(3)(number("kld_p999")),
+                _fixed(2)(number("kld_max")),
+                _with_error(1)(number("same_top"), number("same_top_err")),
+                _fixed(2)(number("rms_dp")),
+            ]
+        table.add_row(*cells, style="red" if failed else None)
+    return table
+
+
+def _speed_tables(document: dict[str, Any]) -> Iterator[Table]:
+    """Two depths to a table, so that a line stays short."""
+    frame = speed_frame(document)
+    depths = sorted(frame["depth"].unique())
+    for first in range(0, len(depths), 2):
+        shown = [(depth, kind) for depth in depths[first : first + 2] for kind in ("prompt", "generation")]
+        table = _table("t/s\n(min-max)", *(f"{kind}\nat depth {depth}" for depth, kind in shown))
+        for row in document["rows"]:
+            cells = [row["label"]]
+            for depth, kind in shown:
+                cell = frame[(frame["type"] == row["label"]) & (frame["depth"] == depth) & (frame["kind"] == kind)]
+                cells.append("-" if cell.empty else _rate(cell.iloc[0].to_dict()))
+            table.add_row(*cells)
+        yield table
+
+
+def _rate(entry: dict[Any, Any]) -> str:
+    digits = 0 if entry["median"] >= 100 else 1
+    text = f"{entry['median']:.{digits}f}"
+    return text if entry["n"] < 2 else f"{text} ({entry['min']:.{digits}f}-{entry['max']:.{digits}f})"
+
+
+def _failures(document: dict[str, Any]) -> Iterator[str]:
+    for row in document["rows"]:
+        for error in row["errors"]:
+            yield f"FAILED {row['label']}: {error}"
+
+
+def _footer(document: dict[str, Any]) -> Iterator[str]:
+    settings, reference = document["settings"], document["reference"]
+    cells = next((row["kv"]["cells"] for row in document["rows"] if row["kv"]), 0)
+    if cells:
+        yield f"KV MiB: as the run reports it, for {cells} tokens; bits/value: from that and the model's head sizes."
+    if reference:
+        yield (
+            f"Reference: {reference['type']} cache without flash attention, PPL {reference['ppl']:.2f}"
+            f" ±{reference['ppl_err']:.2f}, {reference['values']} scored tokens; KLD in nats. Every row has flash"
+            f" attention on. The f16 row is the numerical noise: a smaller KLD means nothing."
+        )
+    if any(row["speed"] for row in document["rows"]):
+        rounds = ", ".join(f"{count} at depth {depth}" for depth, count in settings["rounds"].items())
+        yield (
+            f"Speed: {settings['n_prompt']} prompt and {settings['n_gen']} generated tokens, {settings['threads']} threads"
+            f"; medians over interleaved rounds ({rounds}) of {settings['repetitions']}; {document['host']['cpu']}."
+        )
+    for note in document["notes"]:
+        yield f"Note: {note}."
+    if document["status"] != "complete":
+        yield f"Status: {document['status']}: not every number is there."
