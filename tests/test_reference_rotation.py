@@ -136,8 +136,8 @@ def test_any_leading_shape_and_empty() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    with pytest.raises(ValueError, match="no rotation for head dimension 72: it is not"):
-        rotation.forward(np.zeros((1, 72)), 0)
+    with pytest.raises(ValueError, match="no rotation for head dimension 100: it is not"):
+        rotation.forward(np.zeros((1, 100)), 0)
     with pytest.raises(TypeError, match="float32 or float64, got float16"):
         rotation.forward(np.zeros((1, 64), dtype=np.float16), 0)  # type: ignore[type-var]
     with pytest.raises(TypeError, match="got list"):

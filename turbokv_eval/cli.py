@@ -147,7 +147,11 @@ def _compare(options: dict[str, Any]) -> None:
         found = folder / "compare.json"
         where = f"; what was measured so far is in {found}" if found.is_file() else ""
         raise Interrupted(f"stopped{where}") from None
-    report.print_to(Console(), document)
+    console = Console()
+    if console.is_terminal:
+        report.print_to(console, document)
+    else:
+        click.echo(report.as_text(document), nl=False)
     click.echo(f"results: {opened.json}", err=True)
     if failed := comparison.failed_rows:
         names = ", ".join(row["label"] for row in failed)

@@ -33,17 +33,26 @@ _ROUNDS = 3
 # Two ways to count the same bits: printed sizes have two decimals.
 _BITS_TOLERANCE = 0.02
 
+# llama.cpp logs from a thread of its own that it does not wait for at exit, so that the end of the output is sometimes
+# lost on a busy machine. A run without any result is repeated.
+_ATTEMPTS = 3
+
 # Share of a step that is done, 0 to 1.
 OnShare = Callable[[float], None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to compare. depths: tokens in the cache before a speed test. rounds: None for the default of each depth."""
+    """What to compare.
+
+    text:   None when quality is not asked for.
+    depths: tokens in the cache before a speed test.
+    rounds: None for the default of each depth.
+    """
 
     configs: tuple[KVConfig, ...]
     model: ModelInfo
-    text: Path
+    text: Path | None
     bin_dir: Path
     ctx: int = 512
     chunks: int = 12
@@ -154,7 +163,9 @@ class Comparison:
                 "key_length": model.key_length,
                 "value_length": model.value_length,
             },
-            "text": {
+            "text": None
+            if settings.text is None
+            else {
                 "path": str(settings.text),
                 "file": settings.text.name,
                 "bytes": settings.text.stat().st_size,
@@ -255,12 +266,13 @@ class Comparison:
         s = self.settings
         argv = perplexity.probe_command(s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, flash_attn=True)
         log = self.store.log(f"load-{config.slug}")
-        done = runner.run(argv, log=log)
+        done = _run_until(lambda output: bool(kv_log.parse_contexts(output)), argv, log)
         row["commands"].append(argv)
         contexts = kv_log.parse_contexts(done.output)
         if done.returncode != 0 or not contexts:
             raise BadInput(
-                f"{s.model.path.name} does not load with cache type {config.label}: {_why(done)}; log: {log}"
+                f"{s.model.path.name} does not load with cache type {config.label}: {_why(done)};"
+                f" choose others with --types; log: {log}"
             )
         self._take_report(config, row, contexts[-1])
 
@@ -275,6 +287,7 @@ class Comparison:
 
     def _reference(self, share: OnShare) -> None:
         s = self.settings
+        assert s.text is not None
         # Never more chunks than the text can have: a token is at least a byte.
         chunks = min(s.chunks, s.text.stat().st_size // s.ctx)
         self.store.need(
@@ -292,7 +305,12 @@ class Comparison:
             store=self.store.reference,
         )
         log = self.store.log("reference")
-        done = runner.run(argv, log=log, on_output=_ChunkReader(s.chunks, share))
+        done = _run_until(
+            lambda output: bool(perplexity.parse_reference(output, s.ctx) or perplexity.too_short(output)),
+            argv,
+            log,
+            lambda: _ChunkReader(s.chunks, share),
+        )
         if short := perplexity.too_short(done.output):
             raise BadInput(
                 f"the text {s.text} is too short: it has {short[1]} tokens, and two contexts of {s.ctx} make {short[0]}"
@@ -326,7 +344,7 @@ class Comparison:
             s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, store=self.store.reference
         )
         log = self.store.log(f"quality-{config.slug}")
-        done = runner.run(argv, log=log, on_output=_ChunkReader(self._reference_chunks, share))
+        done = _run_until(perplexity.has_statistics, argv, log, lambda: _ChunkReader(self._reference_chunks, share))
         row["commands"].append(argv)
         if done.returncode != 0:
             row["errors"].append(f"{perplexity.PROGRAM} failed: {_why(done)}")
@@ -419,6 +437,20 @@ class _ChunkReader:
         self._text += text
         if done := perplexity.finished_chunks(self._text):
             self._share(done / self._chunks)
+
+
+def _run_until(
+    has_result: Callable[[str], bool],
+    argv: Sequence[str],
+    log: Path,
+    reader: Callable[[], runner.OnOutput] | None = None,
+) -> runner.Result:
+    """Runs `argv` again while its output has neither a result nor a reason for having none."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        done = runner.run(argv, log=log, on_output=reader() if reader else None)
+        if attempt == _ATTEMPTS or done.returncode < 0 or has_result(done.output) or perplexity.failure(done.output):
+            break
+    return done
 
 
 def _check_reference_file(path: Path) -> None:

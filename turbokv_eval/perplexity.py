@@ -130,6 +130,11 @@ def parse_reference(output: str, ctx: int) -> Reference | None:
     return Reference(float(found[1]), float(found[2]), chunks, chunks * values_per_chunk(ctx))
 
 
+def has_statistics(output: str) -> bool:
+    """Whether a row's run printed the last of its statistics."""
+    return re.search(_PATTERNS["same_top", "same_top_err"], output) is not None
+
+
 def parse_quality(output: str, ctx: int) -> Quality:
     """The statistics at the end of a run. Raises CheckFailed when one is missing or not finite."""
     numbers: dict[str, float] = {}

@@ -6,11 +6,12 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-# A narrower terminal wraps lines; no cell is ever cut.
-MIN_WIDTH = 112
+# A terminal narrower than that, or than a table, wraps lines; no cell is ever cut.
+MIN_WIDTH = 100
 
 
 def quality_frame(document: dict[str, Any]) -> pd.DataFrame:
@@ -43,7 +44,7 @@ def speed_frame(document: dict[str, Any]) -> pd.DataFrame:
     return pd.DataFrame.from_records(records, columns=["type", "depth", "kind", "median", "min", "max", "n"])
 
 
-def render(document: dict[str, Any]) -> RenderableType:
+def render(document: dict[str, Any]) -> Group:
     """The tables and what must be known to read them."""
     parts: list[RenderableType] = [Text(_title(document), style="bold")]
     parts.append(_quality_table(document))
@@ -55,7 +56,12 @@ def render(document: dict[str, Any]) -> RenderableType:
 
 def print_to(console: Console, document: dict[str, Any]) -> None:
     """Prints the tables, wide enough for every cell."""
-    console.print(render(document), width=max(console.width, MIN_WIDTH), no_wrap=False, crop=False, soft_wrap=False)
+    rendered = render(document)
+    # rich would cut cells to fit a narrow terminal, or a pipe, which it takes to be 80 columns wide.
+    wide = console.options.update(width=1000)
+    tables = [Measurement.get(console, wide, part).maximum for part in rendered.renderables if isinstance(part, Table)]
+    console.width = max(console.width, MIN_WIDTH, *tables)
+    console.print(rendered)
 
 
 def as_text(document: dict[str, Any]) -> str:
@@ -84,7 +90,7 @@ def _with_error(digits: int) -> Callable[[Any, Any], str]:
 
 
 def _table(*headers: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for index, header in enumerate(headers):
         table.add_column(header, justify="left" if index == 0 else "right", no_wrap=True, overflow="ignore")
     return table
@@ -109,7 +115,7 @@ def _quality_table(document: dict[str, Any]) -> Table:
     for row in frame.to_dict("records"):
         failed = row["status"] == "failed"
         cells = [f"{row['type']} FAILED" if failed else str(row["type"])]
-        cells += [_fixed(3)(row["bits_per_value"]), _fixed(2)(row["kv_mib"])]
+        cells += [_fixed(2)(row["bits_per_value"]), _fixed(2)(row["kv_mib"])]
         if f16:
             cells.append("-" if pd.isna(row["kv_mib"]) else f"{f16 / row['kv_mib']:.2f}x")
         if measured:
@@ -165,13 +171,19 @@ def _footer(document: dict[str, Any]) -> Iterator[str]:
         yield (
             f"Reference: {reference['type']} cache without flash attention, PPL {reference['ppl']:.2f}"
             f" ±{reference['ppl_err']:.2f}, {reference['values']} scored tokens; KLD in nats. Every row has flash"
-            f" attention on. The f16 row is the numerical noise: a smaller KLD means nothing."
+            f" attention on."
+            + (
+                " The f16 row is the numerical noise: a smaller KLD means nothing."
+                if "f16" in settings["types"]
+                else ""
+            )
         )
     if any(row["speed"] for row in document["rows"]):
         rounds = ", ".join(f"{count} at depth {depth}" for depth, count in settings["rounds"].items())
         yield (
-            f"Speed: {settings['n_prompt']} prompt and {settings['n_gen']} generated tokens, {settings['threads']} threads"
-            f"; medians over interleaved rounds ({rounds}) of {settings['repetitions']}; {document['host']['cpu']}."
+            f"Speed: {settings['n_prompt']} prompt and {settings['n_gen']} generated tokens, {settings['threads']}"
+            f" threads; medians over interleaved rounds ({rounds}) of {settings['repetitions']};"
+            f" {document['host']['cpu']}."
         )
     for note in document["notes"]:
         yield f"Note: {note}."

@@ -58,7 +58,7 @@ def by_shape(bits: int, n: int) -> TurboType:
 
 
 def block_for(d: int) -> int:
-    """Values a block for a head dimension d: the largest block that divides it, but 64 for 576 (MLA; FORMAT.md section 1).
+    """Values a block for a head dimension d: the largest block that divides it, but 64 for 576 (FORMAT.md section 1).
 
     Raises ValueError where none does.
     """

@@ -21,6 +21,13 @@ endforeach()
 llama_test(test-quantize-fns NAME test-turbo-quantize-fns LABEL turbo)
 llama_test(test-backend-ops  NAME test-turbo-backend-ops  LABEL turbo ARGS test -b CPU -p "turbo")
 
+# attention on compressed keys and values: every level that the processor has, each in a process of its own
+llama_build(test-turbo-fattn.cpp)
+llama_test(test-turbo-fattn LABEL turbo)
+
+# not a test: speed of the kernels against memcpy and the f16 kernel
+llama_build(bench-turbo-kernels.cpp)
+
 # every architecture, on the random models that upstream's test-llama-archs writes
 if (TARGET test-llama-archs)
     llama_build(test-turbo-archs.cpp)

@@ -6,6 +6,8 @@ set(GGML_TURBO_DIR ${CMAKE_CURRENT_SOURCE_DIR}/ggml-cpu/turbo)
 target_sources(${GGML_CPU_NAME} PRIVATE
     ${GGML_TURBO_DIR}/turbo.cpp
     ${GGML_TURBO_DIR}/turbo.h
+    ${GGML_TURBO_DIR}/turbo-fattn.cpp
+    ${GGML_TURBO_DIR}/turbo-fattn-lanes.inc
     ${GGML_TURBO_DIR}/turbo-kernels.h
     ${GGML_TURBO_DIR}/turbo-scalar.cpp)
 
@@ -13,8 +15,10 @@ target_sources(${GGML_CPU_NAME} PRIVATE
 set(GGML_TURBO_FLAGS -ffp-contract=off)
 
 if (GGML_SYSTEM_ARCH STREQUAL "x86" AND NOT MSVC)
-    target_sources(${GGML_CPU_NAME} PRIVATE ${GGML_TURBO_DIR}/turbo-avx2.cpp)
+    target_sources(${GGML_CPU_NAME} PRIVATE ${GGML_TURBO_DIR}/turbo-avx2.cpp ${GGML_TURBO_DIR}/turbo-avx512.cpp)
     target_compile_definitions(${GGML_CPU_NAME} PRIVATE GGML_TURBO_X86)
     set_source_files_properties(${GGML_TURBO_DIR}/turbo-avx2.cpp
         PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v3")
+    set_source_files_properties(${GGML_TURBO_DIR}/turbo-avx512.cpp
+        PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v4;-mavx512vbmi;-mavx512vnni")
 endif()

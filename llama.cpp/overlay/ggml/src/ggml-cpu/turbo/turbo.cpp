@@ -19,6 +19,10 @@ static std::vector<const turbo_kernels *> available_levels() {
     std::vector<const turbo_kernels *> res;
 #if defined(GGML_TURBO_X86)
     __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")) {
+        res.push_back(turbo_kernels_avx512());
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
         res.push_back(turbo_kernels_avx2());
     }

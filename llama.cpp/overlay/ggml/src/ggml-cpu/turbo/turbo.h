@@ -18,6 +18,11 @@ GGML_TURBO_TYPES(X)
 
 void ggml_compute_forward_turbo_rotate(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 
+// Flash attention where K or V is of a turbo type. False: not ours, upstream goes on.
+bool   ggml_turbo_compute_forward_flash_attn(const struct ggml_compute_params * params, struct ggml_tensor * dst);
+// bytes of work buffer that it needs for all threads together, 0 when the node is not ours
+size_t ggml_turbo_flash_attn_work_size(const struct ggml_tensor * node, int n_tasks);
+
 // Copies and casts with a turbo type on one side. False: not ours, upstream goes on.
 bool ggml_turbo_compute_forward_dup(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 

@@ -1,0 +1,73 @@
+"""The tables are a function of the document: numbers are shown whole, whatever the width, and failures stand out."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+from compare_world import World
+from rich.console import Console
+
+from turbokv_eval import report
+from turbokv_eval.cli import main
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    world = World(Path(tmp_path_factory.mktemp("report")))
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    return world.document
+
+
+def test_frames_hold_the_numbers_unrounded(document: dict[str, Any]) -> None:
+    quality = report.quality_frame(document).set_index("type")
+    assert quality.loc["q8_0/turbo3", "kld_mean"] == 0.044997
+    speed = report.speed_frame(document)
+    assert set(speed["kind"]) == {"prompt", "generation"}
+    assert len(speed) == 3 * 2
+
+
+def test_same_document_same_text(document: dict[str, Any]) -> None:
+    assert report.as_text(document) == report.as_text(document)
+
+
+@pytest.mark.parametrize("width", [20, 80, 200])
+def test_no_cell_is_cut(document: dict[str, Any], width: int) -> None:
+    out = io.StringIO()
+    report.print_to(Console(file=out, width=width), document)
+    text = out.getvalue()
+    assert "…" not in text
+    for cell in ("0.0450 ±0.0025", "24.56 ±2.25", "88.1 ±1.0", "q8_0/turbo3", "99.9%", "median"):
+        assert cell in text
+
+
+def test_the_default_table_fits_120_columns(document: dict[str, Any]) -> None:
+    assert max(map(len, report.as_text(document).splitlines())) <= 120
+
+
+def test_a_failed_row_shows_its_reason_and_no_numbers(document: dict[str, Any]) -> None:
+    failed = {**document["rows"][1], "status": "failed", "errors": ["K was f16, not turbo3"], "quality": None}
+    text = report.as_text({**document, "rows": [document["rows"][0], failed]})
+    assert "q8_0/turbo3 FAILED" in text
+    assert "FAILED q8_0/turbo3: K was f16, not turbo3" in text
+    assert "0.0450" not in text
+
+
+def test_footer_names_reference_and_notes(document: dict[str, Any]) -> None:
+    text = report.as_text({**document, "notes": ["a remark"], "status": "interrupted"})
+    assert "Reference: f32 cache without flash attention" in text
+    assert "Note: a remark." in text
+    assert "Status: interrupted" in text
+
+
+def test_partial_document_is_never_an_error(document: dict[str, Any]) -> None:
+    rows = [
+        {**row, "status": "pending", "kv": None, "bits_per_value": None, "quality": None, "speed": []}
+        for row in document["rows"]
+    ]
+    partial = {**document, "status": "interrupted", "reference": None, "rows": rows}
+    assert pd.isna(report.quality_frame(partial)["kv_mib"]).all()
+    text = report.as_text(partial)
+    assert "q8_0/turbo3" in text

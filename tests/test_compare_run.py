@@ -1,0 +1,354 @@
+"""`turbokv-eval compare` from the command line to exit code, on programs that replay recorded logs."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from compare_world import World, recorded, write_model
+
+from turbokv_eval import assets
+from turbokv_eval.cli import main
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def invoke(*args: str) -> Result:
+    return CliRunner().invoke(main, list(args))
+
+
+def fails(result: Result, code: int, said: str) -> None:
+    """The command ended with this code and one line that says this, and no traceback."""
+    import re
+
+    assert result.exit_code == code, result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1, result.stderr
+    assert re.search(said, errors[0]), errors[0]
+
+
+def test_a_whole_comparison(world: World) -> None:
+    result = invoke(*world.args())
+    assert result.exit_code == 0, result.stderr
+    document = world.document
+    assert document["status"] == "complete"
+    assert document["schema_version"] == 1
+    f16, pair, turbo2 = document["rows"]
+    assert (f16["label"], pair["label"], turbo2["label"]) == ("f16", "q8_0/turbo3", "turbo2")
+    assert pair["quality"]["kld_mean"] == 0.044997
+    assert pair["kv"]["mib"] == 16.52
+    assert turbo2["bits_per_value"] == pytest.approx(2.25, abs=0.005)
+    assert document["reference"]["type"] == "f32"
+    assert document["reference"]["flash_attn"] is False
+    assert document["model"]["sha256"] == assets.sha256_file(world.model)
+    assert document["text"]["sha256"] == assets.sha256_file(world.text)
+    assert "commit fake" in document["build"]["version"][0]
+    assert "0.0450 ±0.0025" in result.stdout
+    assert "23.89 ±2.20" in result.stdout
+    assert (world.out / "compare.txt").read_text(encoding="utf-8").strip() == result.stdout.strip()
+    assert not (world.out / "reference-logits.tmp").exists()
+
+
+def test_progress_goes_to_stderr_only(world: World) -> None:
+    result = invoke(*world.args())
+    assert "[1/13] load f16" in result.stderr
+    assert "[4/13] reference" in result.stderr
+    assert "[1/13]" not in result.stdout
+    assert "\x1b" not in result.stdout + result.stderr
+
+
+def test_speed_rounds_are_interleaved_and_medians_taken(world: World) -> None:
+    invoke(*world.args("--no-quality"))
+    types = ["f16", "q8_0-turbo3", "turbo2"]
+    assert world.calls == [f"load {t}" for t in types] + [f"speed {t} 0" for t in types] * 2
+    speed = world.document["rows"][1]["speed"]
+    assert [entry["depth"] for entry in speed] == [0]
+    prompt = speed[0]["prompt"]
+    assert prompt["n"] == 4
+    assert len(prompt["rounds"]) == 2
+    assert prompt["median"] == pytest.approx((105.648 + 156.434) / 2)
+    assert (prompt["min"], prompt["max"]) == (105.648, 156.434)
+
+
+def test_without_speed(world: World) -> None:
+    result = invoke(*world.args("--no-speed"))
+    assert result.exit_code == 0
+    assert not any(call.startswith("speed") for call in world.calls)
+    assert "prompt" not in result.stdout
+
+
+def test_bench_is_the_comparison_without_quality(world: World) -> None:
+    args = ["bench", *world.args()[1:]]
+    for option in ("-f", "--chunks"):
+        del args[args.index(option) : args.index(option) + 2]
+    result = invoke(*args)
+    assert result.exit_code == 0, result.stderr
+    assert not any(call.startswith(("reference", "quality")) for call in world.calls)
+
+
+def test_nothing_to_do(world: World) -> None:
+    fails(invoke(*world.args("--no-speed", "--no-quality")), 2, "leave nothing to do")
+
+
+# What a run reports is held against what was asked.
+
+
+def test_k_silently_f16_fails_the_row_and_not_the_others(world: World) -> None:
+    world.reply(quality_turbo2={"log": "quality-f16.log"})
+    result = invoke(*world.args())
+    fails(result, 1, r"1 of 3 rows failed \(turbo2\)")
+    assert "turbo2 FAILED" in result.stdout
+    assert "FAILED turbo2: K was f16, not turbo2" in result.stdout
+    assert [row["status"] for row in world.document["rows"]] == ["ok", "ok", "failed"]
+    assert world.document["rows"][2]["quality"] is None
+
+
+def test_wrong_type_already_at_load(world: World) -> None:
+    world.reply(load_turbo2={"log": "load-f16.log"})
+    fails(invoke(*world.args()), 1, "turbo2")
+    assert "quality turbo2" not in world.calls
+
+
+def test_bench_with_another_type(world: World) -> None:
+    world.reply(speed_turbo2={"log": "speed-0-f16.log"})
+    result = invoke(*world.args())
+    fails(result, 1, "turbo2")
+    assert world.document["rows"][2]["speed"] == []
+
+
+def test_flash_attention_off(world: World) -> None:
+    log = recorded("quality-turbo2.log").replace("flash_attn            = enabled", "flash_attn            = disabled")
+    world.reply(quality_turbo2={"text": log})
+    fails(invoke(*world.args("--no-speed")), 1, "turbo2")
+    assert world.document["rows"][2]["errors"] == ["flash attention was disabled, not enabled"]
+
+
+def test_reference_with_flash_attention_is_none(world: World) -> None:
+    log = recorded("reference.log").replace("flash_attn            = disabled", "flash_attn            = enabled")
+    world.reply(reference_f32={"text": log})
+    assert invoke(*world.args()).exit_code != 0
+    assert "quality f16" not in world.calls
+
+
+def test_another_number_of_chunks(world: World) -> None:
+    world.reply(quality_f16={"text": recorded("quality-f16.log").replace("over 4 chunks", "over 3 chunks")})
+    fails(invoke(*world.args("--no-speed")), 1, "f16")
+    assert "3 chunks, the reference 4" in world.document["rows"][0]["errors"][0]
+
+
+def test_identical_rows_are_pointed_out(world: World) -> None:
+    same = recorded("quality-f16.log")
+    numbers = same[same.index("====== Perplexity") :]
+    turbo2 = recorded("quality-turbo2.log")
+    world.reply(quality_turbo2={"text": turbo2[: turbo2.index("====== Perplexity")] + numbers})
+    result = invoke(*world.args("--no-speed"))
+    assert "f16 and turbo2 gave identical numbers" in result.stdout
+
+
+def test_a_crash_fails_the_row(world: World) -> None:
+    world.reply(quality_turbo2={"text": "GGML_ASSERT(x) failed\n", "rc": 134})
+    fails(invoke(*world.args()), 1, "turbo2")
+    assert "GGML_ASSERT" in world.document["rows"][2]["errors"][0]
+
+
+def test_exit_0_without_statistics_fails_the_row(world: World) -> None:
+    log = recorded("quality-turbo2.log")
+    world.reply(quality_turbo2={"text": log[: log.index("====== Perplexity")]})
+    fails(invoke(*world.args()), 1, "turbo2")
+
+
+def test_output_lost_at_exit_is_got_by_a_second_run(world: World) -> None:
+    whole = recorded("quality-turbo2.log")
+    world.reply(
+        load_f16={"text": "constructing llama_context\n", "once": True},
+        reference_f32={"text": "tokenizing\n", "once": True},
+        quality_turbo2={"text": whole[: whole.index("Same top p:")], "once": True},
+    )
+    result = invoke(*world.args("--no-speed"))
+    assert result.exit_code == 0, result.stderr
+    assert world.document["rows"][2]["quality"]["same_top"] > 0
+    for call in ("load f16", "reference f32", "quality turbo2"):
+        assert world.calls.count(call) == 2
+
+
+def test_a_hidden_setting_does_not_reach_the_programs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from turbokv_eval import runner
+
+    monkeypatch.setenv("LLAMA_ARG_CACHE_TYPE_K", "q4_0")
+    monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    monkeypatch.setenv("UNRELATED", "stays")
+    done = runner.run([sys.executable, "-c", "import os; print(sorted(os.environ))"])
+    assert "LLAMA_" not in done.stdout
+    assert "UNRELATED" in done.stdout
+
+
+# Bad input: one line, before the long runs.
+
+
+def test_unknown_type_lists_what_the_build_knows(world: World) -> None:
+    fails(invoke(*world.args("--types", "f16,turbo9")), 2, "unknown cache type 'turbo9'.*q8_0.*turbo4")
+    assert world.calls == []
+
+
+def test_programs_not_built(world: World) -> None:
+    shutil.rmtree(world.bin)
+    fails(invoke(*world.args()), 3, "llama-perplexity and llama-bench not found in .*turbokv-eval build")
+
+
+def test_no_turbo_block_for_the_head_dimension(world: World) -> None:
+    world.reply(load_turbo2={"log": "failed-no-block.log", "rc": 1})
+    fails(
+        invoke(*world.args()),
+        2,
+        "does not load with cache type turbo2.*heads of 32 values.*types that work here.*--types",
+    )
+    assert not any(call.startswith(("reference", "quality")) for call in world.calls)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.write_bytes(b""), "is empty"),
+        (lambda path: path.write_bytes(b"PK\x03\x04" * 100), "is not a GGUF file"),
+        (lambda path: path.write_bytes(b"GGUF" + bytes(range(256)) * 4), "is truncated or damaged"),
+        (
+            lambda path: path.write_bytes(write_model(path).read_bytes()[:-1]),
+            r"is truncated: it has \d+ bytes and its tensors need",
+        ),
+        (lambda path: path.write_bytes(write_model(path).read_bytes()[:200]), "is truncated or damaged"),
+        (lambda path: write_model(path, arch="mamba", heads=0, kv_heads=0), r"has no attention \(architecture mamba\)"),
+        (lambda path: path.mkdir(), "cannot read the model .*directory"),
+        (lambda path: None, "cannot read the model .*No such file"),
+    ],
+)
+def test_bad_models(world: World, make: Any, said: str) -> None:
+    bad = world.root / "bad.gguf"
+    make(bad)
+    fails(invoke(*world.args("-m", str(bad))), 2, said + r".*(-m|download it again)")
+    assert world.calls == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"", "is empty"),
+        (b"  \n \n", "is empty"),
+        (b"A short one.", "too short: it has 12 bytes, and two contexts of 512 tokens"),
+        (None, "cannot read the text .*No such file"),
+    ],
+)
+def test_bad_texts(world: World, text: bytes | None, said: str) -> None:
+    path = world.root / "bad.txt"
+    if text is not None:
+        path.write_bytes(text)
+    fails(invoke(*world.args("-f", str(path))), 2, said)
+    assert world.calls == []
+
+
+def test_text_that_only_the_tokenizer_finds_too_short(world: World) -> None:
+    world.reply(reference_f32={"log": "failed-too-short.log", "text": recorded("failed-too-short.log")})
+    fails(invoke(*world.args()), 2, "too short: it has 1 tokens, and two contexts of 512 make 1024")
+    assert world.document["status"] == "failed"
+
+
+def test_too_few_tokens_for_statistics(world: World) -> None:
+    fails(invoke(*world.args("--ctx", "64", "--chunks", "2")), 2, "too few tokens for statistics: use --chunks 4")
+
+
+def test_output_folder_in_the_way(world: World) -> None:
+    world.out.write_text("a file")
+    fails(invoke(*world.args()), 2, "cannot write in the output folder .*-o")
+    assert world.calls == []
+
+
+def test_output_folder_read_only(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    # Permissions do not stop root, who runs tests in containers.
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    fails(invoke(*world.args()), 2, "cannot write in the output folder .*Read-only file system; choose another with -o")
+    assert world.calls == []
+
+
+def test_no_space_for_the_reference(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 10 << 20))
+    fails(invoke(*world.args()), 3, "needs .* MiB in .*where 10 MiB are free: use fewer --chunks")
+    assert "reference f32" not in world.calls
+
+
+def test_reference_file_cut_short_by_a_full_disk(world: World) -> None:
+    world.reply(reference_f32={"short": True})
+    fails(invoke(*world.args()), 3, "is the disk full")
+    assert "quality f16" not in world.calls
+    assert not (world.out / "reference-logits.tmp").exists()
+
+
+def test_two_comparisons_in_one_folder(world: World) -> None:
+    from turbokv_eval import store
+
+    with store.opened(world.out):
+        fails(invoke(*world.args()), 2, "another comparison is writing")
+
+
+@pytest.mark.parametrize("depths", ["a", "", "-1", "0,0", "1.5"])
+def test_bad_depths(world: World, depths: str) -> None:
+    fails(invoke(*world.args("--depths", depths)), 2, "--depths")
+
+
+def test_ctrl_c_keeps_what_was_measured(world: World) -> None:
+    world.reply(quality_turbo2={"sleep": 60})
+    process = subprocess.Popen(
+        [sys.executable, "-m", "turbokv_eval", *world.args()],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        # As in a shell: a test runner may ignore the signal, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    pid = world.bin / "pid"
+    deadline = time.monotonic() + 30
+    while not (pid.exists() and pid.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert f"what was measured so far is in {world.out / 'compare.json'}" in stderr
+    assert world.document["status"] == "interrupted"
+    assert world.document["rows"][0]["quality"]["kld_mean"] == 0.004481
+    assert world.document["rows"][2]["quality"] is None
+    assert not (world.out / "reference-logits.tmp").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_json_has_no_nan(world: World) -> None:
+    invoke(*world.args())
+    text = (world.out / "compare.json").read_text(encoding="utf-8")
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in the JSON"))
+    assert np.isfinite(world.document["rows"][0]["quality"]["ppl"])
+
+
+@pytest.mark.parametrize("command", ["build", "compare", "bench"])
+def test_help_starts_with_an_example(command: str) -> None:
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Example:" in result.stdout
+    assert "turbokv-eval " + command in result.stdout
