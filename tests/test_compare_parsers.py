@@ -40,6 +40,7 @@ def test_types_and_pairs_keep_their_order() -> None:
         ("f16/", "an empty cache type"),
         ("f16/q8_0/q4_0", "unknown cache type 'q8_0/q4_0'"),
         ("f16,turbo3,f16/f16", "f16 is listed twice"),
+        ("turbo3@of", "behind @ stands auto, on, off or a file, and no file 'of'"),
     ],
 )
 def test_bad_types(spec: str, said: str) -> None:
@@ -47,10 +48,38 @@ def test_bad_types(spec: str, said: str) -> None:
         parse_types(spec, KNOWN)
 
 
+def test_conditioning_is_part_of_a_row(tmp_path: Path) -> None:
+    file = tmp_path / "keys.gguf"
+    file.write_bytes(b"GGUF")
+    rows = parse_types(f"turbo3,turbo3@off,q4_0,q4_0@on,turbo3/f16@{file}", KNOWN)
+    assert [row.conditioned for row in rows] == [None, False, False, True, True]
+    assert rows[1].args == ["-ctk", "turbo3", "-ctv", "turbo3", "--kv-condition", "off"]
+    assert (rows[4].k, rows[4].v) == ("turbo3", "f16")
+
+
+def test_keys_conditioned_unlike_asked_are_a_problem() -> None:
+    log = (
+        "constructing llama_context\nflash_attn    = enabled\n"
+        "size =    1.00 MiB (   256 cells,   1 layers,  1/1 seqs), K (turbo3):    0.50 MiB, V (turbo3):    0.50 MiB\n"
+        "KV buffer size =     1.00 MiB\n"
+        "kv cache layers (full): 1, K turbo3_64 x 64, 3.2500 bits/value, 0.500 MiB,"
+        " V turbo3_64 x 64, 3.2500 bits/value, 0.500 MiB, rotated (turbo)"
+    )
+    plain, conditioned = (kv_log.parse_contexts(text) for text in (log, log + ", K conditioned"))
+    assert [report[0].conditioned for report in (plain, conditioned)] == [False, True]
+    for config, reports, said in (
+        (KVConfig("turbo3", "turbo3", "on"), plain, ["keys were not conditioned, unlike what was asked"]),
+        (KVConfig("turbo3", "turbo3", "off"), conditioned, ["keys were conditioned, unlike what was asked"]),
+        (KVConfig("turbo3", "turbo3"), plain, []),
+        (KVConfig("turbo3", "turbo3"), conditioned, []),
+    ):
+        assert kv_log.problems(config, True, reports) == said
+
+
 def test_label_and_file_name_of_a_configuration() -> None:
-    config = KVConfig("q8_0", "turbo3", ("--kv-condition", "a/b.gguf"))
-    assert config.label == "q8_0/turbo3 --kv-condition a/b.gguf"
-    assert config.slug == "q8_0-turbo3-kv-condition-a-b.gguf"
+    config = KVConfig("q8_0", "turbo3", "a/b.gguf")
+    assert config.label == "q8_0/turbo3@a/b.gguf"
+    assert config.slug == "q8_0-turbo3-a-b.gguf"
     assert config.args == ["-ctk", "q8_0", "-ctv", "turbo3", "--kv-condition", "a/b.gguf"]
 
 

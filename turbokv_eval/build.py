@@ -16,9 +16,25 @@ Progress = Callable[[str], None]
 # Called with the number of finished and of all steps of the build.
 OnStep = Callable[[int, int], None]
 
-PROGRAMS = ("llama-cli", "llama-completion", "llama-server", "llama-bench", "llama-perplexity", "llama-quantize")
+PROGRAMS = (
+    "llama-cli",
+    "llama-completion",
+    "llama-server",
+    "llama-bench",
+    "llama-perplexity",
+    "llama-quantize",
+    "llama-kv-condition",
+)
 # Those that `ctest -L turbo` runs.
-TEST_PROGRAMS = ("test-turbo-codec", "test-quantize-fns", "test-backend-ops")
+TEST_PROGRAMS = (
+    "test-turbo-codec",
+    "test-turbo-fattn",
+    "test-turbo-archs",
+    "test-llama-archs",
+    "test-quantize-fns",
+    "test-backend-ops",
+    "bench-turbo-kernels",
+)
 # Those that are worth their time under a sanitizer.
 SANITIZED_PROGRAMS = ("test-turbo-codec",)
 SANITIZERS = {"address": "ADDRESS", "undefined": "UNDEFINED", "thread": "THREAD"}

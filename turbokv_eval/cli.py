@@ -1,4 +1,4 @@
-"""The command line: `turbokv-eval build | compare | bench`. stdout is the result, stderr is progress."""
+"""The command line: `turbokv-eval build | compare | bench | condition`. stdout is the result, stderr is progress."""
 
 import sys
 from pathlib import Path
@@ -7,13 +7,13 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import assets, build, compare, provenance, report, store
+from turbokv_eval import assets, build, compare, condition, provenance, report, store
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.progress import Meter, meter
 from turbokv_eval.types import parse_types
 
-DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo2"
+DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo3@off,turbo2"
 
 _PATH = click.Path(path_type=Path)
 
@@ -73,7 +73,12 @@ def _shared(command: Any) -> Any:
         click.option(
             "-m", "--model", type=_PATH, help="GGUF model.  [default: SmolLM2-135M-Instruct, downloaded once]"
         ),
-        click.option("--types", default=DEFAULT_TYPES, show_default=True, help="Cache types; K/V for a pair."),
+        click.option(
+            "--types",
+            default=DEFAULT_TYPES,
+            show_default=True,
+            help="Cache types; K/V for a pair, @off for plain keys.",
+        ),
         click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]"),
         click.option(
             "--depths",
@@ -132,6 +137,33 @@ def bench_command(**options: Any) -> None:
       turbokv-eval bench -m MODEL.gguf --types f16,turbo3 --depths 0,8192
     """
     _compare({**options, "text": None, "ctx": 512, "chunks": 1, "no_quality": True, "no_speed": False})
+
+
+@main.command("condition")
+@click.argument("model", type=_PATH)
+@click.option("-f", "--file", "text", type=_PATH, help="Measure this text.  [default: random tokens, no text needed]")
+@click.option("-o", "--output", type=_PATH, required=True, help="The file to write, a GGUF.")
+@click.option("--tokens", "-n", type=click.IntRange(min=1), help="Tokens to measure.  [default: as the programs do]")
+@click.option("--segment", "-s", type=click.IntRange(min=1), help="Tokens of one run from an empty cache.")
+@click.option("--span", "-p", type=click.IntRange(min=1), help="Positions over which the runs' starts are spread.")
+@click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
+@click.option("--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]")
+def condition_command(model: Path, output: Path, threads: int | None, bin_dir: Path | None, **sample: Any) -> None:
+    """Measure a model's keys and write the file that `--kv-condition FILE` takes.
+
+    \b
+    Example:
+      turbokv-eval condition MODEL.gguf -o MODEL.kv.gguf
+      llama-cli -m MODEL.gguf -ctk turbo3 -ctv turbo3 --kv-condition MODEL.kv.gguf
+
+    Not needed for normal use: the programs measure a model once by themselves and keep the result in the user's cache
+    folder.
+    """
+    read_model(model)
+    if sample["text"] is not None:
+        compare.check_text(sample["text"], sample["segment"] or 256)
+    folder = bin_dir or build.default_bin()
+    click.echo(condition.make(folder, model, output, condition.Sample(**sample), threads or provenance.cpu_count()))
 
 
 def _compare(options: dict[str, Any]) -> None:

@@ -181,7 +181,7 @@ class Comparison:
                     "label": config.label,
                     "k": config.k,
                     "v": config.v,
-                    "extra": list(config.extra),
+                    "condition": config.condition or "auto",
                     "status": "pending",
                     "errors": [],
                     "kv": None,

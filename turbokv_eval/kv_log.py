@@ -18,7 +18,7 @@ _LAYERS = re.compile(
     r"kv cache layers \((?P<kind>[^)]+)\): (?P<layers>\d+),"
     r" K (?P<k_type>\w+) x (?P<k_dim>\d+), (?P<k_bits>[\d.]+) bits/value, (?P<k_mib>[\d.]+) MiB,"
     r" V (?:(?P<v_type>\w+) x (?P<v_dim>\d+), (?P<v_bits>[\d.]+) bits/value, (?P<v_mib>[\d.]+) MiB|view of K)"
-    r"(?P<rotated>, rotated)?"
+    r"(?P<rotated>, rotated[^,\n]*)?(?P<conditioned>, K conditioned)?"
 )
 _BUFFER = re.compile(r"KV buffer size = +([\d.]+) MiB")
 _FLASH = re.compile(r"flash_attn += (\w+)")
@@ -53,6 +53,7 @@ class LayerKind:
     v_bits: float | None
     v_mib: float | None
     rotated: bool
+    conditioned: bool
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,11 @@ class KVReport:
     rotation: dict[str, bool | None] = field(default_factory=dict)
 
     @property
+    def conditioned(self) -> bool:
+        """Whether the keys of any layer were conditioned."""
+        return any(kind.conditioned for kind in self.kinds)
+
+    @property
     def mib(self) -> float:
         return sum(cache.k_mib + cache.v_mib for cache in self.caches)
 
@@ -80,7 +86,7 @@ class KVReport:
         return max((cache.cells * cache.streams for cache in self.caches), default=0)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "mib": round(self.mib, 3), "cells": self.cells}
+        return {**asdict(self), "mib": round(self.mib, 3), "cells": self.cells, "conditioned": self.conditioned}
 
 
 def parse_contexts(log: str) -> list[KVReport]:
@@ -121,6 +127,7 @@ def _parse(section: str) -> KVReport:
             v_bits=float(m["v_bits"]) if m["v_bits"] else None,
             v_mib=float(m["v_mib"]) if m["v_mib"] else None,
             rotated=m["rotated"] is not None,
+            conditioned=m["conditioned"] is not None,
         )
         for m in _LAYERS.finditer(section)
     )
@@ -146,6 +153,9 @@ def problems(config: KVConfig, flash_attn: bool, reports: list[KVReport]) -> lis
             asked = config.k if side == "K" else config.v
             if not is_type(asked, reported):
                 found.append(f"{side} was {reported}, not {asked}")
+        # without these lines the build is not the fork, and has nothing that could condition
+        if report.kinds and config.conditioned not in (None, report.conditioned):
+            found.append(f"keys were {'' if report.conditioned else 'not '}conditioned, unlike what was asked")
         want = "enabled" if flash_attn else "disabled"
         if report.flash_attn != want:
             found.append(f"flash attention was {report.flash_attn or 'not reported'}, not {want}")

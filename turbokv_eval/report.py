@@ -17,7 +17,8 @@ MIN_WIDTH = 100
 def quality_frame(document: dict[str, Any]) -> pd.DataFrame:
     """One row for each type, numbers unrounded, missing ones NaN.
 
-    Columns: type, status, bits_per_value, kv_mib, and the fields of the rows' `quality`.
+    Columns: type, status, bits_per_value, kv_mib, keys (cond. or plain, as the run reports), and the fields of the
+    rows' `quality`.
     """
     records = [
         {
@@ -25,6 +26,7 @@ def quality_frame(document: dict[str, Any]) -> pd.DataFrame:
             "status": row["status"],
             "bits_per_value": row["bits_per_value"],
             "kv_mib": row["kv"]["mib"] if row["kv"] else None,
+            "keys": "" if not row["kv"] else "cond." if row["kv"]["conditioned"] else "plain",
             **(row["quality"] or {}),
         }
         for row in document["rows"]
@@ -111,11 +113,11 @@ def _quality_table(document: dict[str, Any]) -> Table:
         "RMS\nΔp %",
     ]
     measured = document["reference"] is not None
-    table = _table("cache\nK/V", *memory, *(quality if measured else []))
+    table = _table("cache\nK/V", "keys", *memory, *(quality if measured else []))
     for row in frame.to_dict("records"):
         failed = row["status"] == "failed"
         cells = [f"{row['type']} FAILED" if failed else str(row["type"])]
-        cells += [_fixed(2)(row["bits_per_value"]), _fixed(2)(row["kv_mib"])]
+        cells += [row["keys"], _fixed(2)(row["bits_per_value"]), _fixed(2)(row["kv_mib"])]
         if f16:
             cells.append("-" if pd.isna(row["kv_mib"]) else f"{f16 / row['kv_mib']:.2f}x")
         if measured:

@@ -16,7 +16,7 @@ OnOutput = Callable[[str], None]
 
 # Variables that change what a run does without showing in its command line: `LLAMA_ARG_CACHE_TYPE_K` and its kind, the
 # switch that turns the rotation of the baselines off, a forced instruction set.
-_HIDDEN_PREFIXES = ("LLAMA_ARG_", "LLAMA_ATTN_ROT", "GGML_TURBO_", "LLAMA_KV_CACHE_")
+_HIDDEN_PREFIXES = ("LLAMA_ARG_", "LLAMA_ATTN_ROT", "GGML_TURBO_", "LLAMA_KV_")
 
 
 @dataclass(frozen=True)

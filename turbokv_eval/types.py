@@ -1,8 +1,13 @@
-"""Cache types as the user writes them: `turbo3` for K and V alike, `q8_0/turbo3` for K and V."""
+"""Cache types as the user writes them: `turbo3` for K and V alike, `q8_0/turbo3` for K and V.
+
+`@off`, `@on` or `@FILE` behind either says how keys are conditioned; without it the programs decide (`auto`: turbo K
+types are, others are not).
+"""
 
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 from turbokv_eval.errors import BadInput
 
@@ -12,23 +17,34 @@ class KVConfig:
     """One row of a comparison.
 
     k, v:  names of the cache types, as the programs' `-ctk` and `-ctv` take them.
-    extra: further arguments of the programs that belong to the row, for example how keys are conditioned.
+    condition: how keys are conditioned, as `--kv-condition` takes it; empty: not said, which is `auto`.
     """
 
     k: str
     v: str
-    extra: tuple[str, ...] = ()
+    condition: str = ""
 
     @property
     def label(self) -> str:
-        """What the user wrote: `k` when both sides are alike, else `k/v`; extra arguments follow."""
+        """What the user wrote: `k` when both sides are alike, else `k/v`; `@condition` follows where it was said."""
         name = self.k if self.k == self.v else f"{self.k}/{self.v}"
-        return " ".join((name, *self.extra))
+        return f"{name}@{self.condition}" if self.condition else name
 
     @property
     def args(self) -> list[str]:
         """The arguments that llama-perplexity and llama-bench both take."""
-        return ["-ctk", self.k, "-ctv", self.v, *self.extra]
+        condition = ["--kv-condition", self.condition] if self.condition else []
+        return ["-ctk", self.k, "-ctv", self.v, *condition]
+
+    @property
+    def conditioned(self) -> bool | None:
+        """Whether the run must report conditioned keys.
+
+        None: either is right; `auto` conditions turbo keys, unless the model's attention does not allow it.
+        """
+        if self.condition in ("", "auto"):
+            return None if self.k.startswith("turbo") else False
+        return self.condition != "off"
 
     @property
     def slug(self) -> str:
@@ -51,12 +67,15 @@ def parse_types(spec: str, known: Collection[str]) -> list[KVConfig]:
     """
     configs: list[KVConfig] = []
     for item in (part.strip() for part in spec.split(",")):
-        k, slash, v = item.partition("/")
+        types, at, condition = item.partition("@")
+        k, slash, v = types.partition("/")
         for name in (k, v) if slash else (k,):
             if name not in known:
                 what = f"unknown cache type {name!r}" if name else f"an empty cache type in {spec!r}"
                 raise BadInput(f"{what}: the built programs know {', '.join(known)}; a pair is written K/V")
-        config = KVConfig(k, v if slash else k)
+        if at and condition not in ("auto", "on", "off") and not Path(condition).is_file():
+            raise BadInput(f"{item!r}: behind @ stands auto, on, off or a file, and no file {condition!r} exists")
+        config = KVConfig(k, v if slash else k, condition)
         if config in configs:
             raise BadInput(f"cache type {config.label} is listed twice in {spec!r}: leave one out")
         configs.append(config)
