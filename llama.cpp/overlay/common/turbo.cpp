@@ -2,8 +2,10 @@
 
 #include "ggml-turbo.h"
 #include "llama-turbokv.h"
+#include "log.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <stdexcept>
 
@@ -38,6 +40,11 @@ bool common_turbo_check(const std::string & path_model, const llama_model_params
         fprintf(stderr, "error: %s: %s\n", path_model.c_str(), reason);
     }
     return ok;
+}
+
+void common_turbo_flush_log_at_exit() {
+    static const bool registered = atexit([] { common_log_flush(common_log_main()); }) == 0;
+    (void) registered;
 }
 
 bool common_kv_condition_set(const std::string & value) {

@@ -9,6 +9,10 @@
 // is asked for. False: the reason was printed to stderr as one line.
 bool common_turbo_check(const std::string & path_model, const llama_model_params & mparams, const llama_context_params & cparams);
 
+// Upstream's log is written by a thread that nobody waits for: without this a program can exit 0 with its last lines, the result among
+// them, unwritten.
+void common_turbo_flush_log_at_exit();
+
 // Sets the key conditioning of the contexts made from now on. False when value is none of auto, on, off and no file of that name exists.
 bool common_kv_condition_set(const std::string & value);
 

@@ -2,8 +2,11 @@
 
 set(TURBO_VECTORS_DIR "${PROJECT_SOURCE_DIR}/../../tests/vectors" CACHE PATH "turbo: folder of the JSON test vectors")
 
-llama_build(test-turbo-codec.cpp)
+# needs ggml only, so that a sanitizer build of it stays small
+add_executable(test-turbo-codec test-turbo-codec.cpp)
+target_link_libraries(test-turbo-codec PRIVATE ggml)
 target_include_directories(test-turbo-codec PRIVATE ${PROJECT_SOURCE_DIR}/vendor)
+target_compile_features(test-turbo-codec PRIVATE cxx_std_17)
 
 llama_test(test-turbo-codec LABEL turbo ARGS ${TURBO_VECTORS_DIR})
 
