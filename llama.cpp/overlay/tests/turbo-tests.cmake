@@ -13,7 +13,7 @@ llama_test(test-turbo-codec LABEL turbo ARGS ${TURBO_VECTORS_DIR})
 # every level this build has, forced; a level that the processor lacks aborts with the list of those it has
 set(TURBO_LEVELS scalar)
 if (GGML_SYSTEM_ARCH STREQUAL "x86" OR CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    list(APPEND TURBO_LEVELS avx2)
+    list(APPEND TURBO_LEVELS avx2) # avx512 is in the run without a name, where the processor has it
 endif()
 foreach (level ${TURBO_LEVELS})
     llama_test(test-turbo-codec NAME test-turbo-codec-${level} LABEL turbo ARGS ${TURBO_VECTORS_DIR} ${level})
