@@ -7,7 +7,7 @@
 #include "llama-hparams.h"
 #include "llama-impl.h"
 #include "llama-model.h"
-#include "llama-turbo.h"
+#include "llama-turbo-archs.h"
 #include "llama-turbokv.h"
 
 #include <algorithm>
@@ -608,7 +608,8 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
             }
         }
         if (!found) {
-            LLAMA_LOG_INFO("key conditioning: measuring the keys with %u random tokens, once for this model ...\n", sample.n_segments*sample.n_tokens);
+            // a warning, because the tools hide the library's other lines and this one explains a wait
+            LLAMA_LOG_WARN("key conditioning: measuring the keys with %u random tokens, once for this model ...\n", sample.n_segments*sample.n_tokens);
             const auto t0 = std::chrono::steady_clock::now();
             *cond = compute(model, params, random_tokens(model, sample), sample);
             origin = format("computed in %.1f s", std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count());

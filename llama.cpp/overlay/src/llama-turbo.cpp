@@ -4,6 +4,7 @@
 #include "llama-kv-condition.h"
 #include "llama-impl.h"
 #include "llama-model.h"
+#include "llama-turbo-archs.h"
 #include "llama-turbokv.h"
 
 #include <algorithm>
@@ -61,23 +62,6 @@ static std::string working_types(int64_t n_embd_head) {
 #undef X
     }
     return res;
-}
-
-bool llama_turbo_reads_cache_elsewhere(llm_arch arch) {
-    switch (arch) {
-        case LLM_ARCH_DEEPSEEK32:
-        case LLM_ARCH_DEEPSEEK4:
-        case LLM_ARCH_DFLASH:
-        case LLM_ARCH_DOTS3NOTE:
-        case LLM_ARCH_GLM5_NEXT:
-        case LLM_ARCH_GLM_DSA:
-        case LLM_ARCH_HY_V4:
-        case LLM_ARCH_MINIMAX_M3:
-        case LLM_ARCH_QWEN4EXP:
-            return true;
-        default:
-            return false;
-    }
 }
 
 std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch, ggml_type type_k, ggml_type type_v, bool flash_attn_off) {

@@ -76,9 +76,6 @@ private:
 // The type that stores the heads of a layer; throws std::runtime_error when there is none.
 ggml_type llama_turbo_layer_type(ggml_type type, int64_t n_embd_head, uint32_t il, const char * what);
 
-// Architectures whose graph reads the K cache outside of attention, where a rotated or conditioned K would be wrong.
-bool llama_turbo_reads_cache_elsewhere(llm_arch arch);
-
 // Empty when the model can be cached with these types, else one line: the reason and what works.
 std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch, ggml_type type_k, ggml_type type_v, bool flash_attn_off);
 

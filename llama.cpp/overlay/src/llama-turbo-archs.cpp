@@ -1,0 +1,18 @@
+#include "llama-turbo-archs.h"
+
+bool llama_turbo_reads_cache_elsewhere(llm_arch arch) {
+    switch (arch) {
+        case LLM_ARCH_DEEPSEEK32:
+        case LLM_ARCH_DEEPSEEK4:
+        case LLM_ARCH_DFLASH:
+        case LLM_ARCH_DOTS3NOTE:
+        case LLM_ARCH_GLM5_NEXT:
+        case LLM_ARCH_GLM_DSA:
+        case LLM_ARCH_HY_V4:
+        case LLM_ARCH_MINIMAX_M3:
+        case LLM_ARCH_QWEN4EXP:
+            return true;
+        default:
+            return false;
+    }
+}
