@@ -73,6 +73,14 @@ llama_kv_condition_scope::llama_kv_condition_scope(llama_kv_condition_mode mode,
     scope_condition = std::move(condition);
 }
 
+llama_kv_condition_scope::llama_kv_condition_scope(const llama_model & model, const llama_context_params & params) :
+    prev_mode(scope_mode), prev_condition(scope_condition) {
+    if (scope_mode != LLAMA_KV_CONDITION_OBSERVE) {
+        scope_condition = llama_kv_condition_get(model, params);
+        scope_mode      = scope_condition ? LLAMA_KV_CONDITION_APPLY : LLAMA_KV_CONDITION_NONE;
+    }
+}
+
 llama_kv_condition_scope::~llama_kv_condition_scope() {
     scope_mode      = prev_mode;
     scope_condition = std::move(prev_condition);
@@ -563,7 +571,7 @@ static std::string why_none(const llama_model & model) {
 std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_model & model, const llama_context_params & params) {
     const std::string value = setting();
 
-    if (scope_mode == LLAMA_KV_CONDITION_OBSERVE || model.hparams.no_alloc || value == "off") {
+    if (model.hparams.no_alloc || value == "off") {
         return nullptr;
     }
     if (value == "auto" && !ggml_is_turbo(params.type_k)) {

@@ -59,6 +59,8 @@ enum llama_kv_condition_mode {
 };
 
 struct llama_kv_condition_scope {
+    // for a context of this model: what the setting in force says, or the surrounding scope's OBSERVE. Throws as llama_kv_condition_get.
+    llama_kv_condition_scope(const llama_model & model, const llama_context_params & params);
     llama_kv_condition_scope(llama_kv_condition_mode mode, std::shared_ptr<const llama_kv_condition> condition);
     ~llama_kv_condition_scope();
 
