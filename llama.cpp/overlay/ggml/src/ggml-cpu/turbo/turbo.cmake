@@ -22,3 +22,9 @@ if (GGML_SYSTEM_ARCH STREQUAL "x86" AND NOT MSVC)
     set_source_files_properties(${GGML_TURBO_DIR}/turbo-avx512.cpp
         PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v4;-mavx512vbmi;-mavx512vnni")
 endif()
+
+if (GGML_SYSTEM_ARCH STREQUAL "ARM" AND CMAKE_SIZEOF_VOID_P EQUAL 8 AND NOT MSVC)
+    target_sources(${GGML_CPU_NAME} PRIVATE ${GGML_TURBO_DIR}/turbo-neon.cpp)
+    target_compile_definitions(${GGML_CPU_NAME} PRIVATE GGML_TURBO_NEON)
+    set_source_files_properties(${GGML_TURBO_DIR}/turbo-neon.cpp PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS}")
+endif()

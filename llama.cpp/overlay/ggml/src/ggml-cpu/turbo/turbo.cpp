@@ -27,6 +27,9 @@ static std::vector<const turbo_kernels *> available_levels() {
         res.push_back(turbo_kernels_avx2());
     }
 #endif
+#if defined(GGML_TURBO_NEON)
+    res.push_back(turbo_kernels_neon());
+#endif
     res.push_back(turbo_kernels_scalar());
     return res;
 }
