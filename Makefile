@@ -32,7 +32,7 @@ test: $(STAMP) ## Everything CI runs: check, fork, codebooks, build, ctest, live
 check: $(STAMP) ## Style, types and unit tests; no compiler, under two minutes
 	@sh ci/check.sh $(VENV)
 
-neon: $(STAMP) ## The NEON kernels, cross-built for 64-bit Arm and run under qemu-user
+neon: $(STAMP) ## The kernels of 64-bit Arm, cross-built and run under qemu-user
 	@sh ci/neon.sh $(VENV)
 
 sanitize: $(STAMP) ## The codec tests under the address and undefined-behaviour sanitizers

@@ -3,11 +3,11 @@
 set(TURBO_VECTORS_DIR "${PROJECT_SOURCE_DIR}/../../tests/vectors" CACHE PATH "turbo: folder of the JSON test vectors")
 
 # these need ggml only, so that a sanitizer build and a cross build of them stay small
-foreach (test test-turbo-codec test-turbo-fattn)
-    add_executable(${test} ${test}.cpp)
-    target_link_libraries(${test} PRIVATE ggml)
-    target_include_directories(${test} PRIVATE ${PROJECT_SOURCE_DIR}/vendor)
-    target_compile_features(${test} PRIVATE cxx_std_17)
+foreach (program test-turbo-codec test-turbo-fattn count-turbo-kernels)
+    add_executable(${program} ${program}.cpp)
+    target_link_libraries(${program} PRIVATE ggml)
+    target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/vendor)
+    target_compile_features(${program} PRIVATE cxx_std_17)
 endforeach()
 
 llama_test(test-turbo-codec LABEL turbo ARGS ${TURBO_VECTORS_DIR})
@@ -17,7 +17,7 @@ set(TURBO_LEVELS scalar)
 if (GGML_SYSTEM_ARCH STREQUAL "x86" OR CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND TURBO_LEVELS avx2) # avx512 is in the run without a name, where the processor has it
 elseif (CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
-    list(APPEND TURBO_LEVELS neon)
+    list(APPEND TURBO_LEVELS neon) # as avx2, dotprod as avx512
 endif()
 foreach (level ${TURBO_LEVELS})
     llama_test(test-turbo-codec NAME test-turbo-codec-${level} LABEL turbo ARGS ${TURBO_VECTORS_DIR} ${level})

@@ -17,6 +17,8 @@
 
 namespace {
 
+#include "turbo-neon-rows.inc"
+
 template <int BITS, int BLOCK> struct codebook;
 
 #define X(ID, ENUM, NAME, BITS, BLOCK)                                                                       \
@@ -26,12 +28,6 @@ template <int BITS, int BLOCK> struct codebook;
     };
 GGML_TURBO_TYPES(X)
 #undef X
-
-inline float load_f16(const void * p) {
-    __fp16 h;
-    memcpy(&h, p, sizeof(h));
-    return (float) h;
-}
 
 // 16 lanes in four vectors, folded in the order of the format
 inline float lane_fold(const float32x4_t (&v)[4]) {
@@ -184,7 +180,7 @@ struct int_levels {
 
 // codec
 
-// the positive half of the levels by index, one a 32-bit lane
+// the positive half of the levels by minus their index
 template <int BITS, int BLOCK>
 struct half_levels {
     uint8x16x2_t table;
@@ -199,11 +195,17 @@ struct half_levels {
         table.val[1] = vreinterpretq_u8_f32(vld1q_f32(t + 4));
     }
 
-    float32x4_t operator()(uint32x4_t i) const {
-        const uint8x16_t bytes = vreinterpretq_u8_u32(vmlaq_n_u32(vdupq_n_u32(0x03020100), i, 0x04040404));
+    float32x4_t operator()(uint32x4_t minus_i) const {
+        const uint8x16_t bytes = vreinterpretq_u8_u32(vmlsq_n_u32(vdupq_n_u32(0x03020100), minus_i, 0x04040404));
         return vreinterpretq_f32_u8(BITS < 4 ? vqtbl1q_u8(table.val[0], bytes) : vqtbl2q_u8(table, bytes));
     }
 };
+
+inline uint8x16_t low_bytes(const uint32x4_t (&v)[4]) {
+    const uint8x16_t lo = vuzp1q_u8(vreinterpretq_u8_u32(v[0]), vreinterpretq_u8_u32(v[1]));
+    const uint8x16_t hi = vuzp1q_u8(vreinterpretq_u8_u32(v[2]), vreinterpretq_u8_u32(v[3]));
+    return vuzp1q_u8(lo, hi);
+}
 
 template <int BITS, int BLOCK>
 void encode_block(const float * x, uint8_t * y, const half_levels<BITS, BLOCK> & levels) {
@@ -235,7 +237,7 @@ void encode_block(const float * x, uint8_t * y, const half_levels<BITS, BLOCK> &
             sum[l]   = vaddq_f32(sum[l], vmulq_f32(u[j + l], u[j + l]));
         }
     }
-    const float r = sqrtf(lane_fold(sum) / (float) BLOCK);
+    const float r = vget_lane_f32(vsqrt_f32(vdup_n_f32(lane_fold(sum) / (float) BLOCK)), 0);
 
     float32x4_t t[H - 1];
     for (int i = 0; i < H - 1; ++i) {
@@ -245,26 +247,24 @@ void encode_block(const float * x, uint8_t * y, const half_levels<BITS, BLOCK> &
     float32x4_t num[4] = { vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f) };
     float32x4_t den[4] = { vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f) };
     for (int j = 0; j < BLOCK/4; j += 4) {
-        uint32x4_t code[4];
+        uint32x4_t index[4], sign[4]; // minus the thresholds passed; all ones where negative
         TURBO_UNROLL
         for (int l = 0; l < 4; ++l) {
             const float32x4_t a = vabsq_f32(u[j + l]);
-            uint32x4_t i = vdupq_n_u32(0);
+            index[l] = vdupq_n_u32(0);
             TURBO_UNROLL
             for (int k = 0; k < H - 1; ++k) {
-                i = vsubq_u32(i, vcgtq_f32(a, t[k]));
+                index[l] = vaddq_u32(index[l], vcgtq_f32(a, t[k]));
             }
-            const float32x4_t c = levels(i);
+            sign[l] = vcltzq_f32(u[j + l]);
+
+            const float32x4_t c = levels(index[l]);
             num[l] = vaddq_f32(num[l], vmulq_f32(a, c));
             den[l] = vaddq_f32(den[l], vmulq_f32(c, c));
-
-            // H + i for u >= 0, else H - 1 - i: all bits the other way
-            const uint32x4_t flip = vandq_u32(vcltzq_f32(u[j + l]), vdupq_n_u32(2*H - 1));
-            code[l] = veorq_u32(vorrq_u32(i, vdupq_n_u32(H)), flip);
         }
-        const uint8x16_t lo = vuzp1q_u8(vreinterpretq_u8_u32(code[0]), vreinterpretq_u8_u32(code[1]));
-        const uint8x16_t hi = vuzp1q_u8(vreinterpretq_u8_u32(code[2]), vreinterpretq_u8_u32(code[3]));
-        store_codes<BITS>(y + 2 + BITS*j/2, vuzp1q_u8(lo, hi));
+        // H + index, or H - 1 - index for a negative value: all bits the other way
+        const uint8x16_t i = vreinterpretq_u8_s8(vnegq_s8(vreinterpretq_s8_u8(low_bytes(index))));
+        store_codes<BITS>(y + 2 + BITS*j/2, veorq_u8(vorrq_u8(i, vdupq_n_u8(H)), vandq_u8(low_bytes(sign), vdupq_n_u8(2*H - 1))));
     }
 
     const float g = lane_fold(num) / lane_fold(den);
@@ -324,52 +324,52 @@ float dot(const void * x, const float * y, int64_t k) {
 
 // rotation
 
-// the three stages within 8 values
-inline void hadamard_8(float32x4_t & a, float32x4_t & b) {
+// the two stages within each 4 of 8 values
+inline void hadamard_4x2(float32x4_t & a, float32x4_t & b) {
     const float32x4_t e1 = vuzp1q_f32(a, b), o1 = vuzp2q_f32(a, b);
     const float32x4_t s1 = vaddq_f32(e1, o1), d1 = vsubq_f32(e1, o1);
     const float32x4_t e2 = vtrn1q_f32(s1, d1), o2 = vtrn2q_f32(s1, d1);
     const float64x2_t s2 = vreinterpretq_f64_f32(vaddq_f32(e2, o2)), d2 = vreinterpretq_f64_f32(vsubq_f32(e2, o2));
-    const float32x4_t v = vreinterpretq_f32_f64(vtrn1q_f64(s2, d2)), w = vreinterpretq_f32_f64(vtrn2q_f64(s2, d2));
-    a = vaddq_f32(v, w);
-    b = vsubq_f32(v, w);
+    a = vreinterpretq_f32_f64(vtrn1q_f64(s2, d2));
+    b = vreinterpretq_f32_f64(vtrn2q_f64(s2, d2));
+}
+
+// Across N vectors, the stages in the order of the reference. By recursion: a nest of loops over them would keep v in memory.
+template <int N>
+inline __attribute__((always_inline)) void hadamard_vectors(float32x4_t * v) {
+    if constexpr (N > 1) {
+        hadamard_vectors<N/2>(v);
+        hadamard_vectors<N/2>(v + N/2);
+        TURBO_UNROLL
+        for (int i = 0; i < N/2; ++i) {
+            const float32x4_t a = v[i], b = v[i + N/2];
+            v[i]       = vaddq_f32(a, b);
+            v[i + N/2] = vsubq_f32(a, b);
+        }
+    }
 }
 
 // P values in place, unnormalised; P a power of two >= 8, known at compile time so that it stays in registers
 template <int P>
 inline void hadamard(float * y) {
     float32x4_t v[P/4];
-    for (int i = 0; i < P/4; i += 2) {
-        v[i]     = vld1q_f32(y + 4*i);
-        v[i + 1] = vld1q_f32(y + 4*i + 4);
-        hadamard_8(v[i], v[i + 1]);
+    TURBO_UNROLL
+    for (int i = 0; i < P/8; ++i) {
+        v[2*i]     = vld1q_f32(y + 8*i);
+        v[2*i + 1] = vld1q_f32(y + 8*i + 4);
+        hadamard_4x2(v[2*i], v[2*i + 1]);
     }
-    for (int len = 2; len < P/4; len *= 2) {
-        for (int i = 0; i < P/4; i += 2*len) {
-            for (int j = i; j < i + len; ++j) {
-                const float32x4_t a = v[j], b = v[j + len];
-                v[j]       = vaddq_f32(a, b);
-                v[j + len] = vsubq_f32(a, b);
-            }
-        }
-    }
-    for (int i = 0; i < P/4; ++i) {
-        vst1q_f32(y + 4*i, v[i]);
+    hadamard_vectors<P/4>(v);
+    TURBO_UNROLL
+    for (int i = 0; i < P/8; ++i) {
+        vst1q_f32(y + 8*i,     v[2*i]);
+        vst1q_f32(y + 8*i + 4, v[2*i + 1]);
     }
 }
 
-inline void hadamard_4(float * y) {
-    const float a = y[0] + y[1], b = y[0] - y[1], c = y[2] + y[3], d = y[2] - y[3];
-    y[0] = a + c;
-    y[1] = b + d;
-    y[2] = a - c;
-    y[3] = b - d;
-}
-
-// one factor of two at stride n/2, then both halves
+// n >= 8: one factor of two at stride n/2, then both halves
 inline void hadamard_pow2(float * y, int64_t n) {
     switch (n) {
-        case  4: hadamard_4  (y); return;
         case  8: hadamard< 8>(y); return;
         case 16: hadamard<16>(y); return;
         case 32: hadamard<32>(y); return;
@@ -386,11 +386,36 @@ inline void hadamard_pow2(float * y, int64_t n) {
     hadamard_pow2(y + h, h);
 }
 
+// y = h a, with h [m][m], a and y [m][p]; m and p are multiples of 4
+inline void hadamard_blocks(const float * h, int m, int64_t p, const float * a, float * y) {
+    for (int r = 0; r < m; r += 4) {
+        for (int64_t j = 0; j < p; j += 4) {
+            float32x4_t s[4] = { vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f), vdupq_n_f32(0.0f) };
+            for (int c = 0; c < m; c += 4) {
+                const float32x4_t a0 = vld1q_f32(a + (c    )*p + j), a1 = vld1q_f32(a + (c + 1)*p + j);
+                const float32x4_t a2 = vld1q_f32(a + (c + 2)*p + j), a3 = vld1q_f32(a + (c + 3)*p + j);
+                TURBO_UNROLL
+                for (int i = 0; i < 4; ++i) {
+                    const float32x4_t f = vld1q_f32(h + (r + i)*m + c);
+                    s[i] = vfmaq_laneq_f32(s[i], a0, f, 0);
+                    s[i] = vfmaq_laneq_f32(s[i], a1, f, 1);
+                    s[i] = vfmaq_laneq_f32(s[i], a2, f, 2);
+                    s[i] = vfmaq_laneq_f32(s[i], a3, f, 3);
+                }
+            }
+            TURBO_UNROLL
+            for (int i = 0; i < 4; ++i) {
+                vst1q_f32(y + (r + i)*p + j, s[i]);
+            }
+        }
+    }
+}
+
 constexpr int64_t ROTATE_MAX = 1024;
 
 void rotate(const float * x, const float * diag, const float * shift, float * y, int64_t d, bool inverse) {
     const int m = ggml_turbo_hadamard_order(d);
-    if (d % 8 != 0 || d > ROTATE_MAX || (m > 1 && d/m < 4)) {
+    if (d % 8 != 0 || d > ROTATE_MAX || d/m < 4) {
         ggml_turbo_rotate_row_ref(x, diag, shift, y, d, inverse);
         return;
     }
@@ -414,33 +439,36 @@ void rotate(const float * x, const float * diag, const float * shift, float * y,
     }
 
     const int64_t p = d/m;
-    for (int64_t i = 0; i < d; i += p) {
-        hadamard_pow2(a + i, p);
+    if (p == 4) {
+        for (int64_t i = 0; i < d; i += 8) {
+            float32x4_t v = vld1q_f32(a + i), w = vld1q_f32(a + i + 4);
+            hadamard_4x2(v, w);
+            vst1q_f32(a + i,     v);
+            vst1q_f32(a + i + 4, w);
+        }
+    } else {
+        for (int64_t i = 0; i < d; i += p) {
+            hadamard_pow2(a + i, p);
+        }
     }
 
     if (m > 1) {
-        const float * h = ggml_turbo_hadamard_matrix(m);
-        for (int r = 0; r < m; ++r) {
-            for (int64_t j = 0; j < p; j += 4) {
-                float32x4_t s = vdupq_n_f32(0.0f);
-                for (int c = 0; c < m; ++c) {
-                    s = vfmaq_n_f32(s, vld1q_f32(a + c*p + j), h[r*m + c]);
-                }
-                vst1q_f32(y + r*p + j, s);
-            }
-        }
+        hadamard_blocks(ggml_turbo_hadamard_matrix(m), m, p, a, y);
     }
 
     const float scale = 1.0f/sqrtf((float) d);
     for (int64_t j = 0; j < d; j += 4) {
-        float32x4_t v = vmulq_n_f32(vld1q_f32(y + j), scale);
-        if (inverse && diag) {
-            v = vmulq_f32(v, vld1q_f32(diag + j));
+        vst1q_f32(y + j, vmulq_n_f32(vld1q_f32(y + j), scale));
+    }
+    if (inverse && diag) {
+        for (int64_t j = 0; j < d; j += 4) {
+            vst1q_f32(y + j, vmulq_f32(vld1q_f32(y + j), vld1q_f32(diag + j)));
         }
-        if (inverse && shift) {
-            v = vaddq_f32(v, vld1q_f32(shift + j));
+    }
+    if (inverse && shift) {
+        for (int64_t j = 0; j < d; j += 4) {
+            vst1q_f32(y + j, vaddq_f32(vld1q_f32(y + j), vld1q_f32(shift + j)));
         }
-        vst1q_f32(y + j, v);
     }
 }
 
@@ -488,71 +516,56 @@ constexpr int COLS = 1;
 
 // attention of a few rows
 
-constexpr int TILE = TURBO_FATTN_TILE;
-
-// K keys at a time, so that a load of the queries serves all of them
-template <int BITS, int R, int K>
+template <int BITS, int R>
 void row_scores(const int16_t * q, const float * q_scale, const char * k, size_t stride, int block, int n_block, int n_kv, const int16_t * table, float * s) {
-    static_assert(K == 2 || K == 4, "the sums of the keys share a vector");
-    const code_reader<BITS> codes;
     const int_levels<BITS> levels(table);
     const int size = GGML_TURBO_BLOCK_SIZE(BITS, block);
 
-    for (int i = 0; i < n_kv; i += K) {
-        const uint8_t * rows[K];
-        for (int l = 0; l < K; ++l) {
-            rows[l] = (const uint8_t *) k + (i + l < n_kv ? i + l : n_kv - 1)*stride;
-        }
-        float32x4_t score[R];
-        TURBO_UNROLL
-        for (int g = 0; g < R; ++g) {
-            score[g] = vdupq_n_f32(0.0f);
-        }
-        const int16_t * pq = q;
-        for (int b = 0; b < n_block; ++b) {
-            int32x4_t c[K][R];
+    for (int b = 0; b < n_block; ++b) {
+        int16_t ordered[MAX_WINDOWS*WINDOW*R]; // [window][plane][R][8]
+        order_queries<BITS, R>(q + (int64_t) b*block/8*R*32, block, [&](int i, int n, int g, int16x8_t x) { vst1q_s16(ordered + ((i*PLANES + n)*R + g)*8, x); });
+
+        float   scale[TILE] = {};
+        int32_t sums[R*TILE];
+        for (int i = 0; i < n_kv; i += 2) {
+            const uint8_t * k0 = (const uint8_t *) k + i*stride + b*size;
+            const uint8_t * k1 = i + 1 < n_kv ? k0 + stride : k0;
+            scale[i]     = load_f16(k0);
+            scale[i + 1] = load_f16(k1);
+            int32x4_t c[2][R];
             TURBO_UNROLL
-            for (int l = 0; l < K; ++l) {
-                TURBO_UNROLL
-                for (int g = 0; g < R; ++g) {
-                    c[l][g] = vdupq_n_s32(0);
-                }
+            for (int g = 0; g < R; ++g) {
+                c[0][g] = c[1][g] = vdupq_n_s32(0);
             }
-            for (int j = 0; j < block; j += 16, pq += 2*32*R) {
-                int16x8x2_t v[K];
+            const int16_t * pq = ordered;
+            for (int j = 0; j < n_windows(block); ++j) {
+                const int offset = 2 + BITS*window_first(block, j)/8;
+                const planes<BITS> p(k0 + offset, k1 + offset);
                 TURBO_UNROLL
-                for (int l = 0; l < K; ++l) {
-                    v[l] = levels(codes(rows[l] + b*size + 2 + BITS*j/8));
-                }
-                TURBO_UNROLL
-                for (int g = 0; g < R; ++g) {
-                    const int16x8_t q0 = vld1q_s16(pq + 32*g);
-                    const int16x8_t q1 = vld1q_s16(pq + 32*(R + g));
+                for (int n = 0; n < PLANES; ++n, pq += 8*R) {
+                    const int16x8x2_t v = levels(p.code(n));
                     TURBO_UNROLL
-                    for (int l = 0; l < K; ++l) {
-                        c[l][g] = vmlal_s16     (c[l][g], vget_low_s16(q0), vget_low_s16(v[l].val[0]));
-                        c[l][g] = vmlal_high_s16(c[l][g], q0, v[l].val[0]);
-                        c[l][g] = vmlal_s16     (c[l][g], vget_low_s16(q1), vget_low_s16(v[l].val[1]));
-                        c[l][g] = vmlal_high_s16(c[l][g], q1, v[l].val[1]);
+                    for (int g = 0; g < R; ++g) {
+                        const int16x8_t x = vld1q_s16(pq + 8*g);
+                        TURBO_UNROLL
+                        for (int l = 0; l < 2; ++l) {
+                            c[l][g] = vmlal_s16     (c[l][g], vget_low_s16(x), vget_low_s16(v.val[l]));
+                            c[l][g] = vmlal_high_s16(c[l][g], x, v.val[l]);
+                        }
                     }
                 }
             }
-            float ks[4];
-            for (int l = 0; l < 4; ++l) {
-                ks[l] = load_f16(rows[l % K] + b*size);
-            }
             TURBO_UNROLL
             for (int g = 0; g < R; ++g) {
-                const int32x4_t sum = vpaddq_s32(vpaddq_s32(c[0][g], c[1][g]), vpaddq_s32(c[2 % K][g], c[3 % K][g]));
-                score[g] = vfmaq_n_f32(score[g], vmulq_f32(vcvtq_f32_s32(sum), vld1q_f32(ks)), q_scale[b*R + g]);
+                const int32x4_t pair = vpaddq_s32(c[0][g], c[1][g]);
+                vst1_s32(sums + g*TILE + i, vget_low_s32(vpaddq_s32(pair, pair)));
             }
         }
-        TURBO_UNROLL
         for (int g = 0; g < R; ++g) {
-            if (K == 4) {
-                vst1q_f32(s + g*TILE + i, score[g]);
-            } else {
-                vst1_f32(s + g*TILE + i, vget_low_f32(score[g]));
+            for (int i = 0; i < n_kv; i += 4) {
+                const float32x4_t x = vmulq_f32(vcvtq_f32_s32(vld1q_s32(sums + g*TILE + i)), vld1q_f32(scale + i));
+                const float32x4_t y = b == 0 ? vdupq_n_f32(0.0f) : vld1q_f32(s + g*TILE + i);
+                vst1q_f32(s + g*TILE + i, vfmaq_n_f32(y, x, q_scale[b*R + g]));
             }
         }
     }
@@ -625,83 +638,97 @@ uint64_t row_weights(int n_rows, const float * p, const char * v, size_t stride,
     return bad;
 }
 
-// 16 values of a block, codes from v on
-template <int BITS, int R>
-void row_values(const int16_t * w, const char * v, size_t stride, int n_kv, const int16_t * table, const float * alpha, const float * beta, float step, float * o, int64_t ld_o) {
-    const code_reader<BITS> codes;
-    const int_levels<BITS> levels(table);
-    int32x4_t c[R][4];
-    TURBO_UNROLL
-    for (int g = 0; g < R; ++g) {
-        TURBO_UNROLL
-        for (int l = 0; l < 4; ++l) {
-            c[g][l] = vdupq_n_s32(0);
-        }
+// c[g] += weights of row g times x, with w [R][2] the weights of the two rows of the cache
+template <int R, int G = 0>
+inline __attribute__((always_inline)) void add_weighted(int32x4_t (&c)[R][2], int16x8x2_t x, const int16x8_t * w) {
+    if constexpr (G < R) {
+        constexpr int lane = 2*(G % 4);
+        c[G][0] = vmlal_laneq_s16     (c[G][0], vget_low_s16(x.val[0]), w[G/4], lane);
+        c[G][1] = vmlal_high_laneq_s16(c[G][1], x.val[0], w[G/4], lane);
+        c[G][0] = vmlal_laneq_s16     (c[G][0], vget_low_s16(x.val[1]), w[G/4], lane + 1);
+        c[G][1] = vmlal_high_laneq_s16(c[G][1], x.val[1], w[G/4], lane + 1);
+        add_weighted<R, G + 1>(c, x, w);
     }
-    for (int i = 0; i < n_kv; ++i, v += stride) {
-        const int16x8x2_t x = levels(codes((const uint8_t *) v));
+}
+
+// P planes, from plane N on, of the window at v; w [n_kv/2][W][8]: sums [R][PLANES][8] of weights times levels
+template <int BITS, int R, int N, int P>
+inline void row_values(const int16_t * w, const char * v, size_t stride, int n_kv, const int_levels<BITS> & levels, int32_t * sums) {
+    constexpr int W = (R + 3)/4;
+    int32x4_t c[P][R][2];
+    TURBO_UNROLL
+    for (int n = 0; n < P; ++n) {
         TURBO_UNROLL
         for (int g = 0; g < R; ++g) {
-            const int16_t wg = w[g*TILE + i];
-            c[g][0] = vmlal_n_s16     (c[g][0], vget_low_s16(x.val[0]), wg);
-            c[g][1] = vmlal_high_n_s16(c[g][1], x.val[0], wg);
-            c[g][2] = vmlal_n_s16     (c[g][2], vget_low_s16(x.val[1]), wg);
-            c[g][3] = vmlal_high_n_s16(c[g][3], x.val[1], wg);
+            c[n][g][0] = c[n][g][1] = vdupq_n_s32(0);
+        }
+    }
+    for (int i = 0; i < n_kv; i += 2, v += 2*stride, w += 8*W) {
+        const char * v1 = i + 1 < n_kv ? v + stride : v; // without a partner: its weight is 0
+        const planes<BITS> p((const uint8_t *) v, (const uint8_t *) v1);
+        int16x8_t wv[W];
+        TURBO_UNROLL
+        for (int j = 0; j < W; ++j) {
+            wv[j] = vld1q_s16(w + 8*j);
+        }
+        TURBO_UNROLL
+        for (int n = 0; n < P; ++n) {
+            add_weighted<R>(c[n], levels(p.code(N + n)), wv);
         }
     }
     TURBO_UNROLL
-    for (int g = 0; g < R; ++g) {
+    for (int n = 0; n < P; ++n) {
         TURBO_UNROLL
-        for (int l = 0; l < 4; ++l) {
-            float * po = o + g*ld_o + 4*l;
-            vst1q_f32(po, vfmaq_n_f32(vmulq_n_f32(vld1q_f32(po), alpha[g]), vcvtq_f32_s32(c[g][l]), beta[g]*step));
+        for (int g = 0; g < R; ++g) {
+            vst1q_s32(sums + g*WINDOW + 8*(N + n),     c[n][g][0]);
+            vst1q_s32(sums + g*WINDOW + 8*(N + n) + 4, c[n][g][1]);
         }
+    }
+}
+
+template <int BITS, int R, int N = 0>
+inline void row_values_window(const int16_t * w, const char * v, size_t stride, int n_kv, const int_levels<BITS> & levels, int32_t * sums) {
+    constexpr int P = R == 1 ? 8 : R == 2 ? 4 : R <= 4 ? 2 : 1; // 16 accumulators at most
+    row_values<BITS, R, N, P>(w, v, stride, n_kv, levels, sums);
+    if constexpr (N + P < PLANES) {
+        row_values_window<BITS, R, N + P>(w, v, stride, n_kv, levels, sums);
     }
 }
 
 template <int BITS, int R>
 struct row_kernels {
     static void scores(const int16_t * q, const float * q_scale, const char * k, size_t stride, int block, int n_block, int n_kv, const int16_t * table, float * s) {
-        row_scores<BITS, R, R <= 4 ? 4 : 2>(q, q_scale, k, stride, block, n_block, n_kv, table, s); // 16 accumulators at most
+        row_scores<BITS, R>(q, q_scale, k, stride, block, n_block, n_kv, table, s);
     }
 
     static void values(const int16_t * w, const char * v, size_t stride, int block, int n_kv, const int16_t * table, const float * alpha, const float * beta, float step,
             float * o, int64_t ld_o) {
-        for (int j = 0; j < block; j += 16) {
-            row_values<BITS, R>(w, v + 2 + BITS*j/8, stride, n_kv, table, alpha, beta, step, o + j, ld_o);
+        constexpr int W = (R + 3)/4;
+        const int_levels<BITS> levels(table);
+        int16_t pairs[TILE/2*W*8]; // [TILE/2][4*W][2]
+        for (int i = 0; i < TILE; i += 2) {
+            for (int g = 0; g < R; ++g) {
+                memcpy(pairs + i*4*W + 2*g, w + g*TILE + i, 2*sizeof(int16_t));
+            }
+        }
+        for (int i = 0; i < n_windows(block); ++i) {
+            const int first = window_first(block, i);
+            int32_t sums[R*WINDOW];
+            row_values_window<BITS, R>(pairs, v + 2 + BITS*first/8, stride, n_kv, levels, sums);
+            for (int g = 0; g < R; ++g) {
+                add_window<BITS>(sums + g*WINDOW, block, i, alpha[g], beta[g]*step, o + g*ld_o);
+            }
         }
     }
 };
 
-// call(kernels of that many bits and rows)
-template <int BITS, typename F>
-inline void with_rows(int n_rows, const F & call) {
-    switch (n_rows) {
-        case 1:  call(row_kernels<BITS, 1>()); break;
-        case 2:  call(row_kernels<BITS, 2>()); break;
-        case 3:  call(row_kernels<BITS, 3>()); break;
-        case 4:  call(row_kernels<BITS, 4>()); break;
-        case 5:  call(row_kernels<BITS, 5>()); break;
-        default: call(row_kernels<BITS, 6>()); break;
-    }
-}
-
-template <typename F>
-inline void with_bits_rows(int bits, int n_rows, const F & call) {
-    switch (bits) {
-        case 2:  with_rows<2>(n_rows, call); break;
-        case 3:  with_rows<3>(n_rows, call); break;
-        default: with_rows<4>(n_rows, call); break;
-    }
-}
-
 void row_scores_any(int bits, int n_rows, const int16_t * q, const float * q_scale, const char * k, size_t stride, int block, int n_block, int n_kv, const int16_t * table, float * s) {
-    with_bits_rows(bits, n_rows, [&](auto kernels) { kernels.scores(q, q_scale, k, stride, block, n_block, n_kv, table, s); });
+    with_bits_rows<row_kernels>(bits, n_rows, [&](auto kernels) { kernels.scores(q, q_scale, k, stride, block, n_block, n_kv, table, s); });
 }
 
 void row_values_any(int bits, int n_rows, const int16_t * w, const char * v, size_t stride, int block, int n_kv, const int16_t * table, const float * alpha, const float * beta, float step,
         float * o, int64_t ld_o) {
-    with_bits_rows(bits, n_rows, [&](auto kernels) { kernels.values(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); });
+    with_bits_rows<row_kernels>(bits, n_rows, [&](auto kernels) { kernels.values(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); });
 }
 
 } // namespace

@@ -28,6 +28,9 @@ static std::vector<const turbo_kernels *> available_levels() {
     }
 #endif
 #if defined(GGML_TURBO_NEON)
+    if (const turbo_kernels * dotprod = turbo_kernels_dotprod()) {
+        res.push_back(dotprod);
+    }
     res.push_back(turbo_kernels_neon());
 #endif
     res.push_back(turbo_kernels_scalar());
