@@ -347,31 +347,24 @@ static ggml_tensor * store_k(ggml_context * ctx, ggml_tensor * cur, const llama_
     return rotate(ctx, cur, map.k_diag ? map.k_diag : map.signs, map.k_shift, map.k_split, false);
 }
 
-// a copy with a name that the collector of llama-kv-condition.cpp knows
-static ggml_tensor * observe(ggml_context * ctx, ggml_tensor * cur, const char * prefix, uint32_t il) {
-    cur = ggml_cont(ctx, cur->type == GGML_TYPE_F32 ? cur : ggml_cast(ctx, cur, GGML_TYPE_F32));
-    ggml_format_name(cur, "%s%u", prefix, il);
-    return cur;
-}
-
 ggml_tensor * llama_turbo_store(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache) {
     const auto * map = llama_turbo_map_of(cache);
     if (!map) {
         return cur;
     }
     if (map->observe) {
-        return observe(ctx, cur, LLAMA_KV_OBSERVE_K, map->il);
+        return llama_kv_observe_k(ctx, cur, map->il);
     }
     return map->k == cache ? store_k(ctx, cur, *map) : rotate(ctx, cur, map->signs, nullptr, 0, false);
 }
 
-ggml_tensor * llama_turbo_query(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_k) {
+ggml_tensor * llama_turbo_query(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_k, float kq_scale) {
     const auto * map = llama_turbo_map_of(cache_k);
     if (!map) {
         return cur;
     }
     if (map->observe) {
-        return observe(ctx, cur, LLAMA_KV_OBSERVE_Q, map->il);
+        return llama_kv_observe_q(ctx, cur, map->il, kq_scale);
     }
     return rotate(ctx, cur, map->k_undo ? map->k_undo : map->signs, nullptr, map->k_split, false);
 }
