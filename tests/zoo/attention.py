@@ -9,11 +9,28 @@ WINDOW = 32
 SOFTCAP = 4.0
 
 
-def plain(name: str, d_k: int, d_v: int | None = None, *, n_head: int = 4, n_kv: int = 2) -> Model:
+def plain(name: str, d: int, *, n_head: int = 4, n_kv: int = 2) -> Model:
     """llama: multi-head, grouped-query (n_head > n_kv) or multi-query (n_kv = 1) attention."""
-    d_v = d_v or d_k
     model = build.start(name, "llama", n_embd=128, n_layer=2, heads=n_head, kv_heads=n_kv)
+    build.head_dims(model, d, d)
+    build.ends(model)
+    for il in range(model.n_layer):
+        build.attention(model, il, n_head, n_kv, d, d)
+        build.feed_forward(model, il)
+    return model
+
+
+def unequal(name: str, d_k: int, d_v: int) -> Model:
+    """mimo2: heads whose K is longer than their V, in layers with and without a window."""
+    n_head, n_kv = 4, 2
+    model = build.start(name, "mimo2", n_embd=128, n_layer=2, heads=n_head, kv_heads=n_kv)
     build.head_dims(model, d_k, d_v)
+    model.metadata |= {
+        "attention.sliding_window": WINDOW,
+        "attention.sliding_window_pattern": [True, False],
+        "rope.freq_base_swa": 10000.0,
+        "expert_feed_forward_length": build.N_FF,
+    }
     build.ends(model)
     for il in range(model.n_layer):
         build.attention(model, il, n_head, n_kv, d_k, d_v)
@@ -63,7 +80,8 @@ def sinks(name: str, d: int = 64) -> Model:
     model.metadata |= {
         "attention.sliding_window": WINDOW,
         "expert_count": n_expert,
-        "expert_used_count": 1,
+        # both: a router that changes its mind would turn a small error into a jump
+        "expert_used_count": n_expert,
         "expert_feed_forward_length": build.N_FF,
     }
     build.ends(model)

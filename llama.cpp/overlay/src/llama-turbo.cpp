@@ -75,9 +75,15 @@ std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch
         return format("cache type %s: architecture %s reads its K cache outside of attention, which turbo types do not support; use -ctk q8_0 -ctv q8_0 or f16", names, llm_arch_name(arch));
     }
 
-    if (ggml_is_turbo(type_v) && flash_attn_off && !hparams.is_mla()) {
-        return format("V cache type %s needs flash attention, which is off%s; use -fa on, or -ctv f16", ggml_type_name(type_v),
-                arch == LLM_ARCH_GROK ? " for this architecture" : "");
+    if (hparams.is_mla() && type_k != type_v) {
+        return format("cache types %s and %s: this model stores V inside of K (MLA), so both must be the same type: use -ctk %s -ctv %s",
+                ggml_type_name(type_k), ggml_type_name(type_v), names, names);
+    }
+
+    if (ggml_is_turbo(type_v) && (flash_attn_off || llama_turbo_lacks_flash_attn(arch))) {
+        return format("V cache type %s needs flash attention, which is off%s; use %s%s", ggml_type_name(type_v),
+                llama_turbo_lacks_flash_attn(arch) ? " for this architecture" : "",
+                llama_turbo_lacks_flash_attn(arch) ? "" : "-fa on, or ", hparams.is_mla() ? "-ctk f16 -ctv f16" : "-ctv f16");
     }
 
     for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
@@ -104,7 +110,7 @@ std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch
 
 bool llama_turbo_check_model(const llama_model * model, const llama_context_params * params, char * reason, size_t reason_size) {
     const auto res = llama_turbo_unsupported(model->hparams, model->arch, params->type_k, params->type_v,
-            params->flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED || model->arch == LLM_ARCH_GROK);
+            params->flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED);
     snprintf(reason, reason_size, "%s", res.c_str());
     return res.empty();
 }
