@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-
-from turbokv_eval.errors import BadInput, CheckFailed
 from zoo.catalogue import Entry, entries
 from zoo.write import write_all
+
+from turbokv_eval.errors import BadInput, CheckFailed
 
 from . import table
 from .judge import cells_of, missing, refusal
@@ -31,7 +31,7 @@ def _problems(entry: Entry, run: ModelRun, fault: str) -> list[str]:
 @click.option("--no-faults", is_flag=True, help="Leave the planted faults out.")
 @click.option("--jobs", default=os.cpu_count() or 1, show_default=True, help="Models at a time.")
 def main(bin_dir: Path, names: tuple[str, ...], plant: str | None, no_faults: bool, jobs: int) -> None:
-    """Head dimension or attention x family x sides x flash attention, on the models of the zoo. Exit 1: a cell failed."""
+    """Head dimension or attention x family x sides x flash attention, on the zoo. Exit 1: a cell failed."""
     known = {entry.name: entry for entry in entries()}
     for name in names:
         if name not in known:

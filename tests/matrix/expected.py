@@ -1,4 +1,4 @@
-"""What must hold for a model before it is run: whether a cell works, and the bits of a stored value (DESIGN's table)."""
+"""What must hold before anything is run: whether a cell works, and the bits of a stored value."""
 
 from dataclasses import dataclass
 

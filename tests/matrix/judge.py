@@ -3,16 +3,17 @@
 import math
 from dataclasses import dataclass
 
-from turbokv_eval import kv_log
-from turbokv_eval.types import KVConfig
 from zoo.catalogue import Entry
 
-from .expected import ALL_CELLS, FAMILY_BITS, Cell, bits_per_value, works
+from turbokv_eval import kv_log
+from turbokv_eval.types import KVConfig
+
+from .expected import ALL_CELLS, FAMILY_BITS, bits_per_value, works
 from .program import Measured, ModelRun, Refused
 
 # A cell may have at most SAFETY times the KLD that its codec's error gives, and must have 1/SPARE of it.
-SAFETY = 2.0
-SPARE = 3.0
+SAFETY = 1.75
+SPARE = 2.5
 # and FLOORS times the KLD of an f16 cache
 FLOORS = 3.0
 # printed with four decimals
@@ -96,7 +97,7 @@ def refusal(entry: Entry, refused: Refused) -> str:
 
 
 def missing(entry: Entry, run: ModelRun) -> list[str]:
-    """What is wrong with a model's run as a whole: cells without a word, cells that ran and must not, flat attention."""
+    """What is wrong with a model's run as a whole: cells not run, cells that must not run, attention too flat."""
     ran = {measured.cell for measured in run.runs if not measured.fault}
     seen = ran | {refused.cell for refused in run.refused}
     found = [run.crash] if run.crash else []

@@ -120,10 +120,10 @@ def run_models(program: Path, models: Iterable[Path], cache: Path, faults: bool,
         yield from pool.map(lambda model: run_model(program, model, cache, faults), models)
 
 
-def refused_architectures(program: Path) -> dict[str, str]:
-    """Name and reason of every architecture that has no turbo types."""
+def refused_architectures(program: Path) -> list[tuple[str, str, str]]:
+    """(name, sides, reason) of every architecture without turbo types: sides `K` when nothing works, else `V`."""
     done = subprocess.run([str(program), "--refused"], capture_output=True, text=True, timeout=TIMEOUT)
     if done.returncode != 0:
         raise CheckFailed(f"{PROGRAM} --refused ended with {done.returncode}: {done.stderr.strip()}")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return {line["name"]: line["refused"] for line in lines}
+    return [(line["name"], line["sides"].replace("K+V", "V"), line["refused"]) for line in lines]

@@ -5,9 +5,9 @@ from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
-
 from zoo.catalogue import Entry
 
+from .expected import FAMILY_BITS
 from .judge import Verdict, cells_of, refusal
 from .program import FAULTS, Measured, ModelRun, Refused
 
@@ -27,6 +27,7 @@ def _refusals(entry: Entry, refused: Iterable[Refused]) -> list[tuple[str, str, 
     for text, group in groupby(sorted(refused, key=reason), key=reason):
         cells = [item.cell for item in group]
         families = ", ".join(dict.fromkeys(cell.family for cell in cells))
+        families = "turbo*" if len({cell.family for cell in cells}) == len(FAMILY_BITS) else families
         sides = ", ".join(dict.fromkeys(cell.sides for cell in cells))
         flash = "/".join(dict.fromkeys("on" if cell.flash_attn else "off" for cell in cells))
         rows.append((families, sides, flash, text))
@@ -43,6 +44,7 @@ def print_cells(console: Console, runs: list[tuple[Entry, ModelRun]]) -> None:
         for name in ("bits K / V", "KLD", "channel", "bound", "f16"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("verdict")
+        refused = Table(box=None, show_header=False, pad_edge=False)
         for entry, run in members:
             name = entry.what
             for verdict in cells_of(run):
@@ -61,19 +63,18 @@ def print_cells(console: Console, runs: list[tuple[Entry, ModelRun]]) -> None:
                 )
                 name = ""
             for families, sides, flash, reason in _refusals(entry, run.refused):
-                table.add_row(name, families, sides, flash, "", "", "", "", "", f"refused: {reason}")
-                name = ""
-            table.add_section()
+                refused.add_row(entry.what, families, sides, flash, f"refused: {reason}")
         console.print(table)
+        console.print(refused)
         console.print()
 
 
-def print_architectures(console: Console, refused: dict[str, str]) -> None:
+def print_architectures(console: Console, refused: list[tuple[str, str, str]]) -> None:
     table = Table(title="architectures", title_justify="left", box=None, header_style="bold", pad_edge=False)
-    table.add_column("architecture")
-    table.add_column("verdict")
-    for name, reason in refused.items():
-        table.add_row(name, f"refused: {reason}")
+    for name in ("architecture", "sides", "verdict"):
+        table.add_column(name)
+    for name, sides, reason in refused:
+        table.add_row(name, sides, f"refused: {reason.replace('turbo3', 'turbo*')}")
     console.print(table)
     console.print()
 

@@ -119,7 +119,7 @@ def alibi(name: str, d: int = 64) -> Model:
 
 
 def latent(name: str) -> Model:
-    """deepseek2: multi-head latent attention. One K of 512 latent and 64 rotary values; V is a view of the latent part."""
+    """deepseek2: multi-head latent attention. K is 512 latent and 64 rotary values, V a view of the former."""
     n_head, rank, rope, d_k, d_v, q_rank = 4, 512, 64, 192, 128, 64
     nope = d_k - rope
     model = build.start(name, "deepseek2", n_embd=128, n_layer=2, heads=n_head, kv_heads=1)
@@ -174,13 +174,14 @@ def hybrid(name: str, d: int = 64) -> Model:
             model.ones(f"blk.{il}.attn_norm.weight", model.n_embd)
             model.linear(f"blk.{il}.shortconv.conv.weight", model.n_embd, taps)
             model.linear(f"blk.{il}.shortconv.in_proj.weight", 3 * model.n_embd, model.n_embd)
-            model.linear(f"blk.{il}.shortconv.out_proj.weight", model.n_embd, model.n_embd)
+            # the block multiplies three projections: at full size its rare large outputs would drown the rest
+            model.linear(f"blk.{il}.shortconv.out_proj.weight", model.n_embd, model.n_embd, 0.3)
         build.feed_forward(model, il)
     return model
 
 
 def encoder_decoder(name: str, d: int = 64) -> Model:
-    """t5: an encoder without a cache, and a decoder that caches its own K and V; a learned bias by distance; no scale."""
+    """t5: an encoder without a cache, a decoder that caches its own K and V; a learned bias by distance."""
     n_head, buckets = 2, 8
     model = build.start(name, "t5", n_embd=128, n_layer=2, heads=n_head, kv_heads=n_head)
     build.head_dims(model, d, d)

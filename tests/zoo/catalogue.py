@@ -12,7 +12,7 @@ HEAD_DIMS = (64, 80, 96, 112, 128, 160, 192, 256, 320, 512, 576)
 NO_BLOCK_DIMS = (48, 72)
 
 
-# (sides, flash attention) of the cells that must run; the others must be refused. V of a turbo type needs flash attention.
+# (sides, flash attention) of the cells that must run; the others must be refused. Turbo V needs flash attention.
 USUAL = frozenset({("K+V", True), ("K", True), ("K", False), ("V", True)})
 # V is a view of K: both have one type
 ONE_TYPE = frozenset({("K+V", True)})
@@ -23,7 +23,7 @@ NOTHING: frozenset[tuple[str, bool]] = frozenset()
 
 @dataclass(frozen=True)
 class Entry:
-    """group: `head dim` or `attention`. what: one line for the table. make: builds it in memory. runs: cells that work."""
+    """group: `head dim` or `attention`. what: for the table. make: builds it in memory. runs: the cells that work."""
 
     name: str
     group: str

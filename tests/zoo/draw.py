@@ -4,8 +4,8 @@ Every tensor has a generator of its own, seeded by the names of model and tensor
 
 The scales aim at a residual stream of unit size at every layer's input, and at scores q.k of a chosen standard
 deviation s. Over n Gaussian scores the entropy of the softmax is about ln(n) - s^2/2 while s^2 < 2 ln(n) (the random
-energy model; Derrida, Phys. Rev. B 24, 1981), so s = 2.2 leaves about e^-2.4 of n tokens in sight: peaked, and still
-an average, so that an error of one key or one value moves the output smoothly.
+energy model; Derrida, Phys. Rev. B 24, 1981), so s = 3 leaves a few of some hundred tokens in sight: peaked, and still
+an average, so that an error of one key or value moves the output smoothly.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def channel_gains(gen: np.random.Generator, d: int) -> F32:
 
 
 def score_gain(gains: F32, scale: float, std: float = SCORE_STD) -> float:
-    """The size of q and k for which scale * q.k has the standard deviation `std`, both having the channel gains `gains`.
+    """The size of q and k, both with the channel gains `gains`, that gives scale * q.k the standard deviation `std`.
 
     q and k are independent, of variance (g_c a)^2 in channel c: var(q.k) = a^4 sum g_c^4.
     """

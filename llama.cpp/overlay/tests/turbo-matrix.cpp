@@ -46,7 +46,7 @@ static constexpr int N_SINGLE = 16;
 static constexpr int N_UBATCH = 64;
 static constexpr int N_FIRST  = 16;  // positions before it see too little of the cache to count
 static constexpr int N_ENCODE = 64;
-static constexpr int N_TWIN   = 2;   // independent draws of the noise
+static constexpr int N_TWIN   = 4;   // independent draws of the noise
 
 static std::string log_text;
 static std::string log_error;
@@ -561,9 +561,13 @@ static int run_model(const char * path, bool with_faults) {
 
 static int list_refused() {
     for (int i = 0; i < LLM_ARCH_UNKNOWN; ++i) {
-        const auto reason = llama_turbo_unsupported(llama_hparams(), (llm_arch) i, GGML_TYPE_TURBO3, GGML_TYPE_TURBO3, false);
-        if (!reason.empty()) {
-            printf("%s\n", json({ { "kind", "architecture" }, { "name", llm_arch_name((llm_arch) i) }, { "refused", reason } }).dump().c_str());
+        for (const ggml_type type_v : { GGML_TYPE_F16, GGML_TYPE_TURBO3 }) {
+            const auto reason = llama_turbo_unsupported(llama_hparams(), (llm_arch) i, GGML_TYPE_TURBO3, type_v, false);
+            if (!reason.empty()) {
+                printf("%s\n", json({ { "kind", "architecture" }, { "name", llm_arch_name((llm_arch) i) },
+                    { "sides", type_v == GGML_TYPE_F16 ? "K" : "K+V" }, { "refused", reason } }).dump().c_str());
+                break;
+            }
         }
     }
     return 0;
