@@ -38,7 +38,8 @@ class Levels:
 def lloyd_max(bits: int, d: int) -> Levels:
     """MSE-optimal levels for sqrt(d) times one coordinate of a uniform unit vector of R^d.
 
-    The continuous k-means problem of TurboQuant (arXiv:2504.19874, section 3.1) for the density of its Lemma 1. bits: 0 to 8 (0: the single level 0).
+    The continuous k-means problem of TurboQuant (arXiv:2504.19874, section 3.1) for the density of its Lemma 1.
+    bits: 0 to 8 (0: the single level 0).
     d: at least 4. Raises ValueError outside these.
     """
     if bits == 0:
