@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from turbokv_eval import assets, build, compare, condition, provenance, report, store
+from turbokv_eval.commands import memory
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.progress import Meter, meter
@@ -219,3 +220,6 @@ def _settings(options: dict[str, Any], show: Meter) -> compare.Settings:
         quality=quality,
         speed=not options["no_speed"],
     )
+
+
+main.add_command(memory.memory_command)
