@@ -1,6 +1,7 @@
 """`turbokv-eval doctor`: options, and the outputs of its checks."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def doctor_command(model: Path | None, bin_dir: Path | None, output: str) -> Non
 
 def _render(document: dict[str, Any], output: str) -> str:
     columns = ("verdict", "name", "found", "way_out")
-    rows = [[check[column] for column in columns] for check in document["checks"]]
+    rows: list[Sequence[str]] = [[check[column] for column in columns] for check in document["checks"]]
     if output == "json":
         return json.dumps(document, indent=2) + "\n"
     if output == "csv":
