@@ -29,6 +29,7 @@ def row(label: str, **changes: Any) -> Row:
         "kv_bytes": 9 << 20,
         "cells": 2048,
         "rss_bytes": 600 << 20,
+        "caches": (),
         "quality": (
             Quality(512, "a", 4, {"kld_mean": Number(0.08), "ppl": Number(21.0), "same_top": Number(83.0)}),
             Quality(4096, "a", 4, {"kld_mean": Number(0.11), "ppl": Number(19.0), "same_top": Number(80.0)}),
@@ -169,7 +170,15 @@ VERSION_1: dict[str, Any] = {
             "v": "turbo3",
             "status": "ok",
             "errors": [],
-            "kv": {"conditioned": True, "mib": 9.14, "cells": 2048},
+            "kv": {
+                "conditioned": True,
+                "mib": 9.0,
+                "cells": 2048,
+                "caches": [
+                    {"cells": 512, "streams": 4, "k_mib": 4.0, "v_mib": 4.0},
+                    {"cells": 256, "streams": 4, "k_mib": 0.5, "v_mib": 0.5},
+                ],
+            },
             "bits_per_value": 3.25,
             "quality": {
                 "chunks": 4,
@@ -204,6 +213,8 @@ def test_a_document_of_version_1() -> None:
     assert (kld.low, kld.high) == (pytest.approx(0.0872 - 1.96 * 0.0017), pytest.approx(0.0872 + 1.96 * 0.0017))
     assert found.speed == (Speed(0, Number(366, 358, 370), None),)
     assert run.row("turbo3") is found
+    # 8 MiB for 2048 tokens of the full layers, 1 MiB for the windows, which are full at 1024
+    assert [found.bytes_at(ctx) for ctx in (512, 4096)] == [2.5 * (1 << 20), 17 * (1 << 20)]
     assert run.row("f16") is None
 
 

@@ -53,10 +53,20 @@ class Needle:
 
 
 @dataclass(frozen=True)
+class Cache:
+    """One part of a cache as allocated: bytes for `cells` tokens. windowed: it has a sliding window."""
+
+    cells: int
+    bytes: float
+    windowed: bool
+
+
+@dataclass(frozen=True)
 class Row:
     """One cache type. None or empty: not measured.
 
-    kv_bytes: of the cache as the run reports it, for `cells` tokens. rss_bytes: peak resident memory of a run.
+    kv_bytes: of the cache as the run reports it, for `cells` tokens; caches: its parts. rss_bytes: peak resident memory
+    of a run. conditioned: whether its keys were. commands: what was run.
     """
 
     label: str
@@ -69,6 +79,7 @@ class Row:
     kv_bytes: int | None
     cells: int | None
     rss_bytes: int | None
+    caches: tuple[Cache, ...]
     quality: tuple[Quality, ...]
     speed: tuple[Speed, ...]
     needle: tuple[Needle, ...]
@@ -81,6 +92,19 @@ class Row:
         if not numbers or len(numbers) < len(found):
             return None
         return (max if highest else min)(numbers, key=lambda number: number.value)
+
+    def bytes_at(self, ctx: int) -> float | None:
+        """Bytes of the cache at another context; None where it is not known how it grows.
+
+        A window grows to its end only, which does not show as long as it is as large as the context was.
+        """
+        full = max((cache.cells for cache in self.caches), default=0)
+        if not self.caches or any(cache.windowed and cache.cells >= full for cache in self.caches):
+            return None
+        return sum(
+            cache.bytes * (min(ctx / cache.cells, 1.0) if cache.windowed else ctx / cache.cells)
+            for cache in self.caches
+        )
 
     def speed_at(self, depth: int) -> Speed | None:
         return next((speed for speed in self.speed if speed.depth == depth), None)
@@ -159,6 +183,7 @@ def _version_1(document: dict[str, Any]) -> Run:
             kv_bytes=round(kv["mib"] * MIB) if kv else None,
             cells=kv["cells"] if kv else None,
             rss_bytes=None,
+            caches=_caches_1(kv) if kv else (),
             quality=(_quality_1(quality, settings["ctx"], text),) if quality else (),
             speed=tuple(
                 Speed(entry["depth"], _rate_1(entry["prompt"]), _rate_1(entry["generation"]))
@@ -183,6 +208,15 @@ def _quality_1(found: dict[str, Any], ctx: int, text: str) -> Quality:
         half = _Z95 * found[error]
         numbers[name] = Number(found[name], found[name] - half, found[name] + half)
     return Quality(ctx, text, found["chunks"], numbers)
+
+
+def _caches_1(kv: dict[str, Any]) -> tuple[Cache, ...]:
+    # A context has one cache, or one of full layers and then one of windows.
+    windows = [index > 0 for index in range(len(kv["caches"]))]
+    return tuple(
+        Cache(found["cells"] * found["streams"], (found["k_mib"] + found["v_mib"]) * MIB, windowed)
+        for found, windowed in zip(kv["caches"], windows, strict=True)
+    )
 
 
 def _rate_1(found: dict[str, Any]) -> Number | None:
