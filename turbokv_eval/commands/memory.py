@@ -1,13 +1,15 @@
 """`turbokv-eval memory`: options, and the outputs of its document."""
 
 import json
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import click
 
-from turbokv_eval import kv_layout, memory, tabular
+from turbokv_eval import compare_view, kv_layout, memory, tabular
+from turbokv_eval.break_even import break_even
 from turbokv_eval.errors import BadInput
 from turbokv_eval.gguf_meta import read
 from turbokv_eval.types import parse_types
@@ -27,6 +29,7 @@ DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo2"
 @click.option("--unified", is_flag=True, help="The sequences share one cache (-kvu).")
 @click.option("--ubatch", "-ub", type=click.IntRange(min=1), default=memory.UBATCH, show_default=True, help="As -ub.")
 @click.option("--swa-full", is_flag=True, help="Sliding windows are kept whole, as --swa-full.")
+@click.option("--run", "measured", type=_PATH, metavar="COMPARE.json", help="A comparison, for the break-even.")
 @click.option("--output", "-o", type=click.Choice(tabular.FORMATS), default="table", show_default=True)
 def memory_command(
     model: Path,
@@ -38,6 +41,7 @@ def memory_command(
     unified: bool,
     ubatch: int,
     swa_full: bool,
+    measured: Path | None,
     output: str,
 ) -> None:
     """How much memory each cache type takes, from the model's metadata alone: nothing is run.
@@ -48,7 +52,8 @@ def memory_command(
       turbokv-eval memory MODEL.gguf --types f16,turbo3,q8_0/turbo3 -o csv
 
     The sizes are those of the buffers that llama.cpp allocates, to the byte. Compute buffers come on top of a budget:
-    leave room for them with --reserve.
+    leave room for them with --reserve. The break-even is the number of generated tokens after which fewer bytes to read
+    have repaid a slower prompt; it needs measured speeds, so it is only there with --run.
     """
     layout = kv_layout.read_layout(read(model))
     shape = memory.Shape(ctx or layout.n_ctx_train, parallel, unified, ubatch, swa_full)
@@ -56,7 +61,19 @@ def memory_command(
         raise BadInput(f"{model} does not say how long a context it was trained for: give one with --ctx")
     configs = parse_types(types, memory.KNOWN)
     found = memory.document(layout, configs, shape, [parse_size(size) for size in budget], parse_size(reserve))
+    _add_break_even(found, measured, layout.weights)
     click.echo(render(found, output), nl=False)
+
+
+def _add_break_even(document: dict[str, Any], measured: Path | None, weights: int) -> None:
+    """Adds `break_even` to every row: from the run, or None."""
+    run = None if measured is None else compare_view.load(measured)
+    if run is not None and (size := run.document.get("model", {}).get("bytes")) not in (None, weights):
+        raise BadInput(f"{measured} is a comparison of another model ({size} bytes, not {weights}): give one of this")
+    for row in document["rows"]:
+        row["break_even"] = None if run is None else asdict(break_even(run, row["label"]))
+    if run is None:
+        document["notes"].append("no break-even: it needs measured speeds, from a comparison given with --run")
 
 
 def render(document: dict[str, Any], output: str) -> str:
@@ -77,6 +94,8 @@ def _sizes(document: dict[str, Any]) -> tabular.Table:
     budgets = settings["budgets"]
     columns = ["cache K/V", "bits/value", "bytes/token", f"MiB at {settings['ctx']}", "vs f16", "with weights"]
     columns += [f"ctx in {format_size(budget)}" for budget in budgets]
+    depth = max((row["break_even"]["depth"] for row in rows if row["break_even"]), default=0)
+    columns += [f"break-even at {depth}"] if depth else []
     table = tabular.Table(f"{model['name']} ({model['arch']}), weights {format_size(model['weight_bytes'])}", columns)
     f16 = next((row["bytes"] for row in rows if row["label"] == "f16" and not row["error"]), None)
     for row in rows:
@@ -92,9 +111,14 @@ def _sizes(document: dict[str, Any]) -> tabular.Table:
                 f"{f16 / row['bytes']:.2f}x" if f16 else "-",
                 format_size(row["total_bytes"]),
                 *(_context(entry["ctx"], model["n_ctx_train"]) for entry in row["largest_context"]),
+                *([_tokens(row["break_even"]["tokens"])] if depth else []),
             ]
         )
     return table
+
+
+def _tokens(tokens: int | None) -> str:
+    return "-" if tokens is None else f"{tokens} tokens"
 
 
 def _context(ctx: int, trained: int) -> str:
@@ -143,6 +167,11 @@ def _ranges(numbers: list[int]) -> str:
 def _remarks(document: dict[str, Any]) -> list[str]:
     model, settings = document["model"], document["settings"]
     lines = [f"{row['label']}: {row['error']}" for row in document["rows"] if row["error"]]
+    lines += [
+        f"{row['label']}: no break-even: {row['break_even']['reason']}"
+        for row in document["rows"]
+        if row["break_even"] and row["break_even"]["reason"] and row["label"] != "f16"
+    ]
     lines += document["notes"]
     if any(
         entry["ctx"] > model["n_ctx_train"] > 0 for row in document["rows"] for entry in row.get("largest_context", [])
