@@ -46,9 +46,11 @@ def loaded(model: Path, config: KVConfig, ctx: int, *more: str) -> tuple[runner.
     return done, kv_log.parse_contexts(done.output)
 
 
-def differences(layout: Layout, config: KVConfig, report: kv_log.KVReport, output: str, ctx: int) -> list[str]:
+def differences(
+    layout: Layout, config: KVConfig, report: kv_log.KVReport, output: str, shape: memory.Shape
+) -> list[str]:
     """How the buffers of a run differ from what is computed."""
-    found = memory.cache_bytes(layout, config, memory.Shape(ctx))
+    found = memory.cache_bytes(layout, config, shape)
     wrong: list[str] = []
     if abs(report.buffers_mib * MIB - found.kv) > 0.0051 * MIB * len(report.caches):
         wrong.append(f"buffers {report.buffers_mib} MiB, computed {found.kv / MIB:.3f}")
@@ -69,7 +71,7 @@ def differences(layout: Layout, config: KVConfig, report: kv_log.KVReport, outpu
         types = {(entry.k_type, entry.v_type) for entry in logged}
         if types != {(layer.k_type, layer.v_type) for layer in layers if layer.layer.heads}:
             wrong.append(f"{kind}: types {types}")
-    logged_cells = {cache.cells for cache in report.caches}
+    logged_cells = {cache.cells * cache.streams for cache in report.caches}
     if not {layer.cells for layer in found.layers} <= logged_cells:
         wrong.append(f"cells {logged_cells}")
     states = re.search(r"RS buffer size = +([\d.]+) MiB", output)
@@ -100,7 +102,7 @@ def test_every_architecture_takes_what_was_computed(models: list[Path], config: 
         if not reports:
             wrong[model.name] = [done.output[-300:]]
             continue
-        if found := differences(layout, config, reports[-1], done.output, CTX):
+        if found := differences(layout, config, reports[-1], done.output, memory.Shape(CTX)):
             wrong[model.name] = found
         compared.add(meta.arch)
     assert wrong == {}
@@ -108,14 +110,18 @@ def test_every_architecture_takes_what_was_computed(models: list[Path], config: 
     assert not compared & READS_CACHE_ELSEWHERE
 
 
+# llama-perplexity makes room for as many contexts as one batch of 2048 tokens holds.
+@pytest.mark.parametrize("parallel", [1, 4])
 @pytest.mark.parametrize("config", [KVConfig("turbo3", "turbo3"), KVConfig("q8_0", "turbo4")], ids=lambda c: c.label)
-def test_the_default_model(config: KVConfig) -> None:
+def test_the_default_model(config: KVConfig, parallel: int) -> None:
     try:
         model = assets.fetch(assets.MODEL)
     except MachineCannot as e:
         pytest.skip(e.message)
     layout = kv_layout.read_layout(read(model))
-    argv = perplexity.probe_command(build.default_bin(), model, config, ctx=CTX, threads=2, flash_attn=True)
+    ctx = CTX // parallel
+    argv = perplexity.probe_command(build.default_bin(), model, config, ctx=ctx, threads=2, flash_attn=True)
     done = runner.run(argv, timeout=120)
-    # llama-perplexity makes room for the sequences of one batch of 2048 tokens: here, one.
-    assert differences(layout, config, kv_log.parse_contexts(done.output)[-1], done.output, CTX) == []
+    report = kv_log.parse_contexts(done.output)[-1]
+    assert {cache.streams for cache in report.caches} == {parallel}
+    assert differences(layout, config, report, done.output, memory.Shape(CTX, parallel)) == []
