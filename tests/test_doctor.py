@@ -116,6 +116,21 @@ def test_the_level_that_a_processor_should_run(features: frozenset[str], best: s
     assert doctor.best_level(features) == best
 
 
+def test_instruction_sets_are_read_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"x86": "flags\t\t: fpu avx2 fma\n", "arm": "Features\t: fp asimd\n", "none": "model name: x\n"}
+    found = {}
+    for name, text in texts.items():
+        monkeypatch.setattr(Path, "read_text", lambda *_, text=text, **__: text)
+        found[name] = doctor.processor_features()
+    assert found == {"x86": {"fpu", "avx2", "fma"}, "arm": {"fp", "asimd"}, "none": frozenset()}
+
+
+def test_a_build_without_the_library_tells_no_level(tmp_path: Path) -> None:
+    assert doctor.program_level(tmp_path) == ""
+    (tmp_path / "libggml-cpu.so").write_bytes(b"no library")
+    assert doctor.program_level(tmp_path) == ""
+
+
 def test_kernels_below_what_the_processor_could(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "program_level", lambda folder: "scalar")
     check = ward.checks()["kernels"]

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,91 @@ def test_recurrent_layers_have_a_state_of_fixed_size(tmp_path: Path) -> None:
     assert two.kv == one.kv
 
 
+SSM = {"ssm__conv_kernel": 4, "ssm__inner_size": 1024, "ssm__state_size": 16, "ssm__group_count": 2}
+
+
+@pytest.mark.parametrize(
+    ("arch", "own", "attention", "recurrent", "state"),
+    [
+        # every fourth layer is attention; the last one predicts and has neither
+        (
+            "qwen3next",
+            {**SSM, "block_count": 9, "nextn_predict_layers": 1},
+            [3, 7],
+            [0, 1, 2, 4, 5, 6],
+            (3 * (1024 + 64), 16384),
+        ),
+        ("qwen35", {**SSM, "attention__recurrent_layers": [1, 0, 0, 1]}, [1, 2], [0, 3], (3264, 16384)),
+        ("qwen35moe", {**SSM, "full_attention_interval": 2}, [1, 3], [0, 2], (3264, 16384)),
+        ("falcon-h1", SSM, [0, 1, 2, 3], [0, 1, 2, 3], (3264, 16384)),
+        # a layer that is neither: a feed-forward one
+        (
+            "nemotron_h",
+            {**SSM, "attention__head_count_kv": [0, 2, 0, 0], "feed_forward_length": [0, 0, 0, 9]},
+            [1],
+            [0, 2],
+            (3264, 16384),
+        ),
+        ("lfm2", {"shortconv__l_cache": 3, "attention__head_count_kv": [0, 2, 0, 2]}, [1, 3], [0, 2], (1024, 0)),
+        (
+            "kimi-linear",
+            {"ssm__conv_kernel": 4, "kda__head_dim": 128, "attention__head_count_kv": [0, 0, 0, 1]},
+            [3],
+            [0, 1, 2],
+            (3 * 3 * 4 * 128, 4 * 128 * 128),
+        ),
+        ("minimax-01", {"block_count": 8}, [7], list(range(7)), (0, 4 * 128 * 128)),
+    ],
+)
+def test_hybrid_models_by_their_own_rules(
+    tmp_path: Path, arch: str, own: dict[str, Any], attention: list[int], recurrent: list[int], state: tuple[int, int]
+) -> None:
+    layout = layout_of(tmp_path, arch, **own)
+    assert [layer.index for layer in layout.layers] == attention
+    assert [layer.index for layer in layout.recurrent] == recurrent
+    assert {(layer.r, layer.s) for layer in layout.recurrent} == {state}
+
+
+def test_a_window_of_a_hybrid_model_is_on_its_attention_layers(tmp_path: Path) -> None:
+    own = {"shortconv__l_cache": 3, "attention__head_count_kv": [0, 2, 0, 2], "attention__sliding_window": 100}
+    assert [layer.windowed for layer in layout_of(tmp_path, "lfm2", **own).layers] == [True, True]
+
+
+def test_layers_that_are_run_again_or_added(tmp_path: Path) -> None:
+    again = layout_of(tmp_path, "nanbeige", num_loops=3, attention__head_count_kv=[1, 2, 3, 4])
+    assert [layer.heads for layer in again.layers] == [1, 2, 3, 4] * 3
+    router = layout_of(tmp_path, "graniteswitch")
+    assert [layer.heads for layer in router.layers] == [2, 2, 2, 2, 1]
+    shared = layout_of(tmp_path, "gemma3n", block_count=30, attention__sliding_window=512)
+    assert (len(shared.layers), shared.shared) == (20, 10)
+    assert [layer.index for layer in shared.layers if not layer.windowed] == [4, 9, 14, 19]
+
+
+@pytest.mark.parametrize(
+    ("arch", "own", "window"),
+    [
+        ("smallthinker", {"attention__sliding_window": 7}, 4096),
+        ("smallthinker", {}, 0),
+        ("exaone4", {"attention__sliding_window": 7}, 0),
+        ("exaone4", {"block_count": 64}, 4096),
+        ("gemma3", {}, 0),
+        ("gemma2", {}, 4096),
+        ("phi3", {"attention__sliding_window": 7}, 0),
+    ],
+)
+def test_windows_that_an_architecture_fixes_or_ignores(
+    tmp_path: Path, arch: str, own: dict[str, Any], window: int
+) -> None:
+    assert layout_of(tmp_path, arch, **own).window == window
+
+
+def test_a_pattern_in_the_file_comes_before_the_period(tmp_path: Path) -> None:
+    by_number = layout_of(tmp_path, "gemma3", attention__sliding_window=9, attention__sliding_window_pattern=2)
+    assert [layer.windowed for layer in by_number.layers] == [True, False, True, False]
+    own = {"attention__sliding_window": 9, "attention__sliding_window_pattern": [False, True, True, False]}
+    assert [layer.windowed for layer in layout_of(tmp_path, "gemma3", **own).layers] == [False, True, True, False]
+
+
 def test_prediction_layers_have_no_cache(tmp_path: Path) -> None:
     assert len(layout_of(tmp_path, "glm4moe", nextn_predict_layers=1).layers) == 3
 
@@ -296,6 +382,13 @@ def test_what_no_block_divides_is_refused(name: str, length: int) -> None:
     # 704 = 11 blocks of 64, but no Hadamard matrix of order 44 is defined
     with pytest.raises(ValueError, match=str(length)):
         block_of(name, length)
+
+
+def test_architectures_that_read_their_cache_elsewhere_have_no_turbo_types(tmp_path: Path) -> None:
+    layout = replace(layout_of(tmp_path), arch="hy_v4")
+    assert bytes_of(layout, "q8_0").kv
+    with pytest.raises(BadInput, match="turbo types are refused for architecture hy_v4"):
+        bytes_of(layout, "f16/turbo3")
 
 
 def test_grok_has_no_flash_attention_for_a_quantised_v(tmp_path: Path) -> None:
@@ -383,6 +476,31 @@ def test_a_budget_counts_weights_and_reserve(gemma: Path) -> None:
     assert kept["ctx"] == (1 << 19) - 6 * 1024
     assert f"{free['ctx']}*" in ran(gemma, "--types", "f16", "--budget", weights + (1 << 30)).stdout
     assert "does not fit" in ran(gemma, "--types", "f16", "--budget", "1k").stdout
+
+
+def test_sequences_and_latent_attention_are_said(tmp_path: Path) -> None:
+    model = write_metadata(
+        tmp_path / "m.gguf",
+        "deepseek2",
+        **{**PLAIN, "attention__key_length": 576, "attention__key_length_mla": 192, "attention__value_length_mla": 128},
+    )
+    table = ran(model, "--parallel", 2, "--ctx", 2000).stdout
+    assert "2 sequences, each with 1024 cells" in table
+    assert "view of K" in table
+    assert "only K is stored" in table
+    assert "2 sequences, sharing 2048 cells" in ran(model, "--parallel", 2, "--ctx", 2000, "--unified").stdout
+
+
+def test_layers_are_named_in_ranges(tmp_path: Path) -> None:
+    own = {**PLAIN, "block_count": 9, "attention__sliding_window": 9}
+    assert re.search(r"^4 of 1-7 ", ran(write_metadata(tmp_path / "m.gguf", "gpt-oss", **own)).stdout, re.M)
+
+
+def test_a_model_that_does_not_say_its_context(tmp_path: Path) -> None:
+    model = write_metadata(tmp_path / "m.gguf", "llama", **{**PLAIN, "context_length": 0})
+    result = ran(model)
+    assert (result.exit_code, "give one with --ctx" in result.stderr) == (2, True)
+    assert ran(model, "--ctx", 512).exit_code == 0
 
 
 def test_a_type_that_does_not_work_keeps_its_row_with_the_reason(tmp_path: Path) -> None:

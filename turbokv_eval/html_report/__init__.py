@@ -202,7 +202,7 @@ def provenance(run: Run) -> list[tuple[str, str]]:
     add("model SHA-256", model.get("sha256"))
     texts = text if isinstance(text, list) else [text]
     add("text", [entry.get("path") or entry.get("file") for entry in texts if entry])
-    add("text SHA-256", [entry.get("sha256") for entry in texts if entry])
+    add("text SHA-256", [entry["sha256"] for entry in texts if entry and entry.get("sha256")])
     add("programs", build.get("version"))
     for name, digest in (build.get("sha256") or {}).items():
         add(f"SHA-256 of {name}", digest)

@@ -236,7 +236,8 @@ def _lines(axes: Axes, run: Run, lines: dict[str, list[tuple[float, float]]]) ->
         if line:
             _, color, marker = _row_style(run, label)
             axes.plot(*zip(*line, strict=True), color=color, marker=marker, label=label)
-    columns = min(4, len(lines))
+    # Rows of the legend as even as they can be, of four at most.
+    columns = math.ceil(len(lines) / math.ceil(len(lines) / 4))
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, columnspacing=1.2, handlelength=1.6)
 
 
