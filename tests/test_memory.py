@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 from gguf_world import write_metadata
 
-from turbokv_eval import fork, gguf_meta, kv_archs, kv_layout, memory
+from turbokv_eval import fork, gguf_meta, kv_archs, kv_layers, kv_layout, memory
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
 from turbokv_eval.kv_layout import Layout
@@ -396,6 +396,52 @@ def test_grok_has_no_flash_attention_for_a_quantised_v(tmp_path: Path) -> None:
     assert bytes_of(layout, "turbo3/f16").kv
     with pytest.raises(BadInput, match="needs flash attention"):
         bytes_of(layout, "turbo3")
+
+
+# types by layer
+
+
+def test_rules_give_single_layers_their_own_types(tmp_path: Path) -> None:
+    layout = layout_of(tmp_path)
+    rules = kv_layers.parse("0-1,-1:q8_0;1:f16/turbo2", memory.KNOWN)
+    cache = cache_bytes(layout, KVConfig("turbo3", "turbo4"), Shape(1024), rules)
+    types = [(layer.k_type, layer.v_type) for layer in cache.layers]
+    assert types == [("q8_0", "q8_0"), ("f16", "turbo2"), ("turbo3", "turbo4"), ("q8_0", "q8_0")]
+    assert cache.kv == 1024 * (2 * 2 * 2 * 136 + (512 + 2 * 34) + 2 * (50 + 66))
+
+
+@pytest.mark.parametrize(
+    ("rules", "why"),
+    [
+        ("0-1", "is no rule"),
+        (":q8_0", "is no rule"),
+        ("0:f16/f16/f16", "is no rule"),
+        ("0:q9", "unknown cache type 'q9'"),
+        ("x:q8_0", "'x' is no layer"),
+        ("12345:q8_0", "'12345' is no layer"),
+        ("0-4:q8_0", "layer 4 does not exist: the model has layers 0 to 3"),
+        ("-5:q8_0", "layer -5 does not exist"),
+        ("2-1:q8_0", "the range 2-1 is empty"),
+    ],
+)
+def test_wrong_rules_are_one_line(tmp_path: Path, rules: str, why: str) -> None:
+    model = write_metadata(tmp_path / "m.gguf", "llama", **PLAIN)
+    result = ran(model, "--kv-layers", rules)
+    assert result.exit_code == 2
+    assert why in result.stderr
+
+
+def test_refusals_hold_for_the_types_of_a_layer(tmp_path: Path) -> None:
+    rules = kv_layers.parse("1:turbo3", memory.KNOWN)
+    with pytest.raises(BadInput, match="needs flash attention"):
+        cache_bytes(layout_of(tmp_path, "grok"), KVConfig("f16", "f16"), Shape(256), rules)
+
+
+def test_layers_of_other_types_have_a_line_of_their_own(tmp_path: Path) -> None:
+    model = write_metadata(tmp_path / "m.gguf", "llama", **PLAIN)
+    table = ran(model, "--types", "turbo3,f16", "--kv-layers", "0,-1:q8_0").stdout
+    assert re.search(r"^0, 3 +full .* 544 +544$", table, re.M)
+    assert re.search(r"^1-2 +full .* 200 +1024$", table, re.M)
 
 
 # budgets

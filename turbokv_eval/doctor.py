@@ -31,6 +31,7 @@ LEVELS: dict[str, frozenset[str]] = {
         ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni", "avx2", "fma", "f16c")
     ),
     "avx2": frozenset(("avx2", "fma", "f16c")),
+    "dotprod": frozenset(("asimd", "asimddp")),
     "neon": frozenset(("asimd",)),
 }
 # Worth showing, whether a level needs them or not.

@@ -51,6 +51,7 @@ class Layout:
     layers:      those with K and V, in order; without the ones that read another layer's.
     recurrent:   those with a state of fixed size.
     shared:      layers that use the cache of an earlier one.
+    n_layer:     layers of the model, without those that only predict.
     weights:     bytes of the model's files.
     notes:       what the reader of the numbers must know.
     """
@@ -62,6 +63,7 @@ class Layout:
     layers: tuple[CacheLayer, ...]
     recurrent: tuple[RecurrentLayer, ...]
     shared: int
+    n_layer: int
     weights: int
     notes: tuple[str, ...] = ()
 
@@ -133,6 +135,8 @@ def read_layout(meta: Metadata) -> Layout:
             if i < n_layer and is_recurrent and arch in kv_archs.HYBRID
         ),
         shared=sum(1 for i in range(layers_all) if i >= from_start and cached[i]),
+        # The router of graniteswitch is behind the last layer that can be named.
+        n_layer=n_layer - (1 if arch == "graniteswitch" else 0),
         weights=meta.size,
         notes=kv_archs.notes(arch),
     )

@@ -5,12 +5,14 @@ with a sliding window has no more cells than the window and one batch need.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from turbokv_eval import kv_layers
 from turbokv_eval.errors import BadInput
+from turbokv_eval.kv_layers import Rule
 from turbokv_eval.kv_layout import CacheLayer, Layout
 from turbokv_eval.reference import rotation
 from turbokv_eval.reference.types import BITS, block_for, by_shape
@@ -170,16 +172,24 @@ class CacheBytes:
         return sum(layer.k * layer.cells for layer in found), sum(layer.v * layer.cells for layer in found)
 
 
-def cache_bytes(layout: Layout, config: KVConfig, shape: Shape) -> CacheBytes:
+def cache_bytes(layout: Layout, config: KVConfig, shape: Shape, rules: Sequence[Rule] = ()) -> CacheBytes:
     """What llama.cpp allocates for this model, with flash attention on (off, it pads V of unlike layers).
 
     Not counted: the vectors of rotation and conditioning, at most 24 bytes for each channel of each layer.
+    rules: types of single layers (--kv-layers), before those of `config`.
     Raises BadInput, with the reason, for types that the model cannot have.
     """
+    kv_layers.check(rules, layout.n_layer)
     refuse(layout, config)
+    configs = [kv_layers.apply(rules, config, layer.index, layout.n_layer) for layer in layout.layers]
+    for own in set(configs):
+        refuse(layout, own)
     window = shape.window_cells(layout.window) * shape.streams if layout.window else 0
     full = shape.cells * shape.streams
-    layers = tuple(_layer(layer, config, window if layer.windowed else full) for layer in layout.layers)
+    layers = tuple(
+        _layer(layer, own, window if layer.windowed else full)
+        for layer, own in zip(layout.layers, configs, strict=True)
+    )
     rows = max(1, shape.parallel)
     recurrent = sum(_pad(4 * n * rows, _ALIGNMENT) for layer in layout.recurrent for n in (layer.r, layer.s))
     return CacheBytes(config, layers, recurrent)
@@ -230,14 +240,20 @@ def largest_context(size_at: Callable[[int], int], budget: int, parallel: int = 
 
 
 def document(
-    layout: Layout, configs: Sequence[KVConfig], shape: Shape, budgets: Sequence[int] = (), reserve: int = 0
+    layout: Layout,
+    configs: Sequence[KVConfig],
+    shape: Shape,
+    budgets: Sequence[int] = (),
+    reserve: int = 0,
+    rules: Sequence[Rule] = (),
 ) -> dict[str, Any]:
     """Everything the command tells, as JSON: sizes in bytes, contexts in tokens.
 
-    budgets: bytes of memory for weights, cache and `reserve` together.
+    budgets: bytes of memory for weights, cache and `reserve` together. rules: types of single layers.
     A type that the model cannot have gets its reason in place of numbers. Raises BadInput when none can be had.
     """
-    rows = [_row(layout, config, shape, budgets, reserve) for config in configs]
+    kv_layers.check(rules, layout.n_layer)
+    rows = [_row(layout, config, shape, budgets, reserve, rules) for config in configs]
     if all(row["error"] for row in rows):
         raise BadInput(f"no type of the list works for this model: {rows[0]['error']}")
     return {
@@ -273,22 +289,25 @@ def document(
             "swa_full": shape.swa_full,
             "budgets": list(budgets),
             "reserve_bytes": reserve,
+            "kv_layers": [asdict(rule) for rule in rules],
         },
         "rows": rows,
         "notes": _notes(layout),
     }
 
 
-def _row(layout: Layout, config: KVConfig, shape: Shape, budgets: Sequence[int], reserve: int) -> dict[str, Any]:
+def _row(
+    layout: Layout, config: KVConfig, shape: Shape, budgets: Sequence[int], reserve: int, rules: Sequence[Rule]
+) -> dict[str, Any]:
     row: dict[str, Any] = {"label": config.label, "k": config.k, "v": config.v, "error": None}
     try:
-        cache = cache_bytes(layout, config, shape)
+        cache = cache_bytes(layout, config, shape, rules)
     except BadInput as e:
         return {**row, "error": e.message}
 
     def size_at(ctx: int) -> int:
         at = Shape(ctx, shape.parallel, shape.unified, shape.ubatch, shape.swa_full)
-        return layout.weights + reserve + cache_bytes(layout, config, at).total
+        return layout.weights + reserve + cache_bytes(layout, config, at, rules).total
 
     return {
         **row,

@@ -12,6 +12,7 @@ from turbokv_eval import compare_view, kv_layout, memory, tabular
 from turbokv_eval.break_even import break_even
 from turbokv_eval.errors import BadInput
 from turbokv_eval.gguf_meta import read
+from turbokv_eval.kv_layers import parse as parse_rules
 from turbokv_eval.types import parse_types
 from turbokv_eval.units import MIB, format_size, parse_size
 
@@ -25,6 +26,7 @@ DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo2"
 @click.option("--budget", "-b", multiple=True, metavar="SIZE", help="Memory for weights and cache: 16GiB. Repeatable.")
 @click.option("--reserve", metavar="SIZE", default="0", show_default=True, help="Kept free of a budget (buffers).")
 @click.option("--types", default=DEFAULT_TYPES, show_default=True, help="Cache types; K/V for a pair.")
+@click.option("--kv-layers", default="", metavar="RULES", help="Types of single layers, as --kv-layers: 0-1,-1:q8_0.")
 @click.option("--parallel", "-np", type=click.IntRange(1, 256), default=1, show_default=True, help="Sequences.")
 @click.option("--unified", is_flag=True, help="The sequences share one cache (-kvu).")
 @click.option("--ubatch", "-ub", type=click.IntRange(min=1), default=memory.UBATCH, show_default=True, help="As -ub.")
@@ -37,6 +39,7 @@ def memory_command(
     budget: tuple[str, ...],
     reserve: str,
     types: str,
+    kv_layers: str,
     parallel: int,
     unified: bool,
     ubatch: int,
@@ -60,7 +63,8 @@ def memory_command(
     if shape.ctx <= 0:
         raise BadInput(f"{model} does not say how long a context it was trained for: give one with --ctx")
     configs = parse_types(types, memory.KNOWN)
-    found = memory.document(layout, configs, shape, [parse_size(size) for size in budget], parse_size(reserve))
+    rules = parse_rules(kv_layers, memory.KNOWN)
+    found = memory.document(layout, configs, shape, [parse_size(size) for size in budget], parse_size(reserve), rules)
     _add_break_even(found, measured, layout.weights)
     click.echo(render(found, output), nl=False)
 
@@ -136,12 +140,13 @@ def _layers(document: dict[str, Any]) -> tabular.Table:
 
     def key(i: int) -> tuple[Any, ...]:
         layer = layers[i]
-        return layer["kind"], layer["heads_kv"], layer["key_length"], layer["value_length"]
+        types = tuple((row["layers"][i]["k_type"], row["layers"][i]["v_type"]) for row in rows)
+        return layer["kind"], layer["heads_kv"], layer["key_length"], layer["value_length"], types
 
     found: dict[tuple[Any, ...], list[int]] = {}
     for i in range(len(layers)):
         found.setdefault(key(i), []).append(i)
-    for (kind, heads, k_length, v_length), members in found.items():
+    for (kind, heads, k_length, v_length, _), members in found.items():
         first = [row["layers"][members[0]] for row in rows]
         table.rows.append(
             [
