@@ -242,6 +242,17 @@ def ran(tmp_path: Path, text: str, *more: str, document: Any = VERSION_1) -> Res
     return CliRunner().invoke(main, ["gate", str(tmp_path), "--budgets", str(tmp_path / "b.toml"), *more])
 
 
+def test_a_recorded_comparison_against_its_own_numbers(tmp_path: Path) -> None:
+    recorded = Path(__file__).parent / "data" / "compare-1.json"
+    document = json.loads(recorded.read_text(encoding="utf-8"))
+    kld = max(found["quality"]["kld_mean"] for found in document["rows"])
+    assert ran(tmp_path, f"max_kld = {kld}\nmin_tg = 1\n", document=document).exit_code == 0
+    failed = ran(tmp_path, f"max_kld = {0.999 * kld}\n", document=document)
+    assert failed.exit_code == 1
+    [line] = [line for line in failed.stdout.splitlines() if "FAIL" in line]
+    assert line.startswith("turbo2 ")
+
+
 def test_exit_codes_and_outputs(tmp_path: Path) -> None:
     good = ran(tmp_path, "max_kld = 0.1\nmin_same_top = 80\n")
     assert good.exit_code == 0

@@ -145,6 +145,25 @@ def test_failures_come_before_the_tables_and_text_is_escaped() -> None:
     assert text.index("This comparison is interrupted") < text.index('id="tables"')
 
 
+def test_a_recorded_comparison_is_shown_whole() -> None:
+    run = compare_view.load(Path(__file__).parent / "data" / "compare-1.json")
+    text = html_report.render(run)
+    page = Page(text)
+    turbo3 = next(found for found in run.document["rows"] if found["label"] == "turbo3")
+    cells = set(page.cells)
+    half = 1.959964 * turbo3["quality"]["kld_err"]
+    assert f"{turbo3['quality']['kld_mean']:.4f} ±{half:.4f}" in cells
+    assert f"{turbo3['kv']['mib']:.2f}" in cells
+    for row_document in run.document["rows"]:
+        for entry in row_document["speed"]:
+            assert any(cell.startswith(f"{entry['generation']['median']:.0f} (") for cell in cells) or any(
+                cell.startswith(f"{entry['generation']['median']:.1f} (") for cell in cells
+            )
+    assert run.document["model"]["sha256"] in text
+    # one context only: every other plot is there
+    assert (page.tags.count("svg"), text.count("No plot: ")) == (4, 1)
+
+
 # the numbers behind the plots
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from turbokv_eval import assets, build, kv_layout, kv_log, memory, perplexity, runner
+from turbokv_eval import assets, build, kv_layers, kv_layout, kv_log, memory, perplexity, runner
 from turbokv_eval.errors import BadInput, MachineCannot
 from turbokv_eval.gguf_meta import read
 from turbokv_eval.kv_archs import READS_CACHE_ELSEWHERE
@@ -115,6 +115,23 @@ def test_every_architecture_takes_what_was_computed(models: list[Path], config: 
     assert wrong == {}
     assert len(compared) > 80
     assert not compared & READS_CACHE_ELSEWHERE
+
+
+def test_types_of_single_layers(models: list[Path]) -> None:
+    [model] = [path for path in models if path.name == "llama4-moe.gguf"]
+    text, config = "0,-1:q8_0;1:f16/turbo2", KVConfig("turbo3", "turbo3")
+    done, reports = loaded(model, config, CTX, "--kv-layers", text)
+    assert reports, done.output[-300:]
+    layout = kv_layout.read_layout(read(model))
+    found = memory.cache_bytes(layout, config, memory.Shape(CTX), kv_layers.parse(text, memory.KNOWN))
+    for kind in ("full", "sliding window"):
+        logged = [entry for entry in reports[-1].kinds if entry.kind == kind]
+        assert {(entry.k_type, entry.v_type) for entry in logged} == {
+            (layer.k_type, layer.v_type) for layer in found.layers if layer.layer.kind == kind
+        }
+        for side, computed in zip(("k_mib", "v_mib"), found.side(kind), strict=True):
+            read_back = sum(getattr(entry, side) for entry in logged)
+            assert abs(read_back * MIB - computed) <= ROUNDING * len(logged)
 
 
 # llama-perplexity makes room for as many contexts as one batch of 2048 tokens holds.
