@@ -12,9 +12,10 @@ import gguf
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from compare_world import recorded
 from gguf_world import write_metadata
 
-from turbokv_eval import fork, gguf_meta, kv_archs, kv_layers, kv_layout, memory
+from turbokv_eval import fork, gguf_meta, kv_archs, kv_layers, kv_layout, memory, perplexity
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
 from turbokv_eval.kv_layout import Layout
@@ -559,6 +560,13 @@ def test_a_type_that_does_not_work_keeps_its_row_with_the_reason(tmp_path: Path)
     failed = ran(model, "--types", "q8_0")
     assert failed.exit_code == 2
     assert "no type of the list works for this model" in failed.stderr
+
+
+def test_all_types_are_all_that_the_programs_know(gemma: Path) -> None:
+    document = json.loads(ran(gemma, "--types", "all", "-o", "json").stdout)
+    assert [row["label"] for row in document["rows"]] == list(memory.KNOWN)
+    help_text = recorded("help.txt")
+    assert perplexity.parse_known_types(help_text) == list(memory.KNOWN)
 
 
 def test_bad_usage_is_one_line(gemma: Path, tmp_path: Path) -> None:

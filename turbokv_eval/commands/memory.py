@@ -25,7 +25,7 @@ DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo2"
 @click.option("--ctx", "-c", type=click.IntRange(min=1), help="Tokens, over all sequences.  [default: as trained]")
 @click.option("--budget", "-b", multiple=True, metavar="SIZE", help="Memory for weights and cache: 16GiB. Repeatable.")
 @click.option("--reserve", metavar="SIZE", default="0", show_default=True, help="Kept free of a budget (buffers).")
-@click.option("--types", default=DEFAULT_TYPES, show_default=True, help="Cache types; K/V for a pair.")
+@click.option("--types", default=DEFAULT_TYPES, show_default=True, help="Cache types; K/V for a pair; all.")
 @click.option("--kv-layers", default="", metavar="RULES", help="Types of single layers, as --kv-layers: 0-1,-1:q8_0.")
 @click.option("--parallel", "-np", type=click.IntRange(1, 256), default=1, show_default=True, help="Sequences.")
 @click.option("--unified", is_flag=True, help="The sequences share one cache (-kvu).")
@@ -62,7 +62,7 @@ def memory_command(
     shape = memory.Shape(ctx or layout.n_ctx_train, parallel, unified, ubatch, swa_full)
     if shape.ctx <= 0:
         raise BadInput(f"{model} does not say how long a context it was trained for: give one with --ctx")
-    configs = parse_types(types, memory.KNOWN)
+    configs = parse_types(",".join(memory.KNOWN) if types == "all" else types, memory.KNOWN)
     rules = parse_rules(kv_layers, memory.KNOWN)
     found = memory.document(layout, configs, shape, [parse_size(size) for size in budget], parse_size(reserve), rules)
     _add_break_even(found, measured, layout.weights)

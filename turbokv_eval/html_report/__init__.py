@@ -135,7 +135,8 @@ def _quality(run: Run, text: str, ctx: int, front: frozenset[str]) -> Table:
         ["cache K/V", *(head for _, head, _ in present)],
         rows,
         f"Against {_article(run.reference or 'a reference')}. KLD in nats; ± is half a 95% interval. "
-        "● no other type has both fewer bits and less KLD.",
+        + ("The f16 row is the numerical noise: a smaller KLD means nothing. " if "f16" in at else "")
+        + "● no other type has both fewer bits and less KLD.",
         front,
     )
 
