@@ -5,7 +5,7 @@ says what must be refused and how many bits a value must take.
 
 The bound. A codec of normalised mean squared error e turns a vector x of d values into x' with E|x' - x|^2 = e |x|^2
 and, because its scale is the least-squares one, <x', x - x'> = 0. Of all the ways to make such an error the Gaussian
-test channel of rate-distortion theory is the plain one (Cover and Thomas, Elements of Information Theory, section 10.3):
+test channel of rate-distortion theory is the plain one (Cover and Thomas, Elements of Information Theory, 10.3):
 
     x' = (1 - e) x + sqrt(e (1 - e)) |x| / sqrt(d) g        g standard normal
 
