@@ -6,7 +6,7 @@ import os
 import subprocess
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,13 @@ def _add(run: ModelRun, line: dict[str, Any]) -> None:
         run.refused.append(Refused(cell, line["refused"], line["announced"]))
         return
     kld = math.nan if line["kld"] is None else float(line["kld"])
-    measured = [kld, float(line["twin"]), float(line["floor"])]
+    measured = Measured(cell, line["finite"], kld, float(line["twin"]), float(line["floor"]))
     if line["kind"] == "fault":
-        run.runs.append(Measured(cell, line["finite"], *measured, fault=line["fault"]))
+        run.runs.append(replace(measured, fault=line["fault"]))
         return
     contexts = kv_log.parse_contexts(line["log"])
     report = contexts[-1] if contexts else None
-    run.runs.append(Measured(cell, line["finite"], *measured, admitted=line["admitted"], report=report))
+    run.runs.append(replace(measured, admitted=line["admitted"], report=report))
 
 
 def run_model(program: Path, model: Path, cache: Path, faults: bool) -> ModelRun:

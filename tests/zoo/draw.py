@@ -30,14 +30,16 @@ def rng(model: str, tensor: str) -> np.random.Generator:
 
 def linear(gen: np.random.Generator, n_out: int, n_in: int, gain: float = 1.0) -> F32:
     """[n_out, n_in], such that an input of unit size gives outputs of size `gain`."""
-    return gen.standard_normal((n_out, n_in), dtype=np.float32) * np.float32(gain / np.sqrt(n_in))
+    weights: F32 = gen.standard_normal((n_out, n_in), dtype=np.float32)
+    return weights * np.float32(gain / np.sqrt(n_in))
 
 
 def channel_gains(gen: np.random.Generator, d: int) -> F32:
     """[d], mean square 1: log-normal, with every `OUTLIER_EVERY`-th channel `OUTLIER` times as large."""
     gains = np.exp(0.3 * gen.standard_normal(d))
     gains[gen.permutation(d)[: max(1, d // OUTLIER_EVERY)]] *= OUTLIER
-    return (gains / np.sqrt(np.mean(gains**2))).astype(np.float32)
+    scaled: F32 = (gains / np.sqrt(np.mean(gains**2))).astype(np.float32)
+    return scaled
 
 
 def score_gain(gains: F32, scale: float, std: float = SCORE_STD) -> float:

@@ -560,9 +560,16 @@ static int run_model(const char * path, bool with_faults) {
 }
 
 static int list_refused() {
+    // one layer that any type fits: what is refused then is the architecture
+    llama_hparams hparams;
+    hparams.n_layer_all        = 1;
+    hparams.n_head_arr[0]      = 1;
+    hparams.n_head_kv_arr[0]   = 1;
+    hparams.n_embd_head_k_full = 128;
+    hparams.n_embd_head_v_full = 128;
     for (int i = 0; i < LLM_ARCH_UNKNOWN; ++i) {
         for (const ggml_type type_v : { GGML_TYPE_F16, GGML_TYPE_TURBO3 }) {
-            const auto reason = llama_turbo_unsupported(llama_hparams(), (llm_arch) i, GGML_TYPE_TURBO3, type_v, false);
+            const auto reason = llama_turbo_unsupported(hparams, (llm_arch) i, GGML_TYPE_TURBO3, type_v, false);
             if (!reason.empty()) {
                 printf("%s\n", json({ { "kind", "architecture" }, { "name", llm_arch_name((llm_arch) i) },
                     { "sides", type_v == GGML_TYPE_F16 ? "K" : "K+V" }, { "refused", reason } }).dump().c_str());
