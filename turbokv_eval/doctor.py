@@ -31,8 +31,8 @@ LEVELS: dict[str, frozenset[str]] = {
         ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni", "avx2", "fma", "f16c")
     ),
     "avx2": frozenset(("avx2", "fma", "f16c")),
-    "dotprod": frozenset(("asimd", "asimddp")),
     "neon": frozenset(("asimd",)),
+    "dotprod": frozenset(("asimd", "asimddp")),
 }
 # Worth showing, whether a level needs them or not.
 _SHOWN = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512vbmi", "avx512_vnni", "avx512_bf16", "amx_int8")

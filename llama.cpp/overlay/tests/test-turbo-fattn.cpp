@@ -297,6 +297,29 @@ static int run_level(const std::string & level, bool verbose, unsigned sample) {
     int n = 0, n_fail = 0;
     double worst = 0.0, worst_ref = 0.0, sum = 0.0, sum_ref = 0.0;
     unsigned count = 0;
+    auto check = [&](const test_case & t, unsigned seed) {
+        const outcome o = run(t, seed, sample == 1);
+        const bool nothing = t.mask == MASKED_ROWS && t.n_kv == 1; // the only key is masked: the output is zero
+        const bool ok = o.err <= bound && o.threads <= bound/2 && (nothing || o.control > 10*bound);
+        if (!ok || verbose) {
+            printf("%s %s: error %.2e (row by row %.2e), 2 threads %.2e, control %.2e\n", ok ? "ok  " : "FAIL", t.str().c_str(), o.err, o.err_ref, o.threads, o.control);
+        }
+        worst     = std::max(worst, o.err);
+        worst_ref = std::max(worst_ref, o.err_ref);
+        sum += o.err;
+        sum_ref += o.err_ref;
+        n++;
+        n_fail += !ok;
+    };
+
+    // every row kernel: bits, block, number of rows; an odd number of keys, of which the last tile is not full
+#define X(ID, ENUM, NAME, BITS, BLOCK)                                                                                                        \
+    for (int64_t rows = 1; rows <= 6; ++rows) {                                                                                               \
+        check({ BLOCK, BLOCK, 77, 1, 1, rows, 1, GGML_TYPE_##ENUM, GGML_TYPE_##ENUM, false, NO_MASK, false, 0.0f, 0.0f }, (unsigned) rows);   \
+    }
+    GGML_TURBO_TYPES(X)
+#undef X
+
     for (const auto & d : dims) {
         for (const auto & ty : types) {
             if (d.v_of_k && ty[0] != ty[1]) {
@@ -319,18 +342,7 @@ static int run_level(const std::string & level, bool verbose, unsigned sample) {
                     continue;
                 }
 
-                const outcome o = run(t, count, sample == 1);
-                const bool nothing = t.mask == MASKED_ROWS && t.n_kv == 1; // the only key is masked: the output is zero
-                const bool ok = o.err <= bound && o.threads <= bound/2 && (nothing || o.control > 10*bound);
-                if (!ok || verbose) {
-                    printf("%s %s: error %.2e (row by row %.2e), 2 threads %.2e, control %.2e\n", ok ? "ok  " : "FAIL", t.str().c_str(), o.err, o.err_ref, o.threads, o.control);
-                }
-                worst     = std::max(worst, o.err);
-                worst_ref = std::max(worst_ref, o.err_ref);
-                sum += o.err;
-                sum_ref += o.err_ref;
-                n++;
-                n_fail += !ok;
+                check(t, count);
             }
         }
     }

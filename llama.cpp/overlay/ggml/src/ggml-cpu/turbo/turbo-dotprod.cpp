@@ -1,6 +1,7 @@
 // Dot-product level (Armv8.2 with the dot-product extension: Cortex-A76, Neoverse N1, Apple A13 and later). Everything is NEON's but the
-// row kernels of attention. Both sides of a product are cut into two signed bytes, which is exact, and sdot forms 16 products of bytes an
-// instruction: four of them do the work of four smlal, on most cores at twice the rate, and a level needs no interleaving of its bytes.
+// row kernels of attention. Both sides of a product are cut into two signed bytes, and sdot forms 16 products of bytes an instruction: four of
+// them do the work of four smlal, on most cores at twice the rate. But the three sums of a product crowd the registers: by count of
+// instructions it is no gain (docs/arm.md), so it runs only where GGML_TURBO_ISA asks for it.
 //
 // Where the library is built for a named processor, so is this unit, and it is empty if that one has no dot product (turbo.cmake).
 

@@ -28,10 +28,11 @@ static std::vector<const turbo_kernels *> available_levels() {
     }
 #endif
 #if defined(GGML_TURBO_NEON)
+    // neon first: fewer instructions a value (docs/arm.md), until a processor is timed
+    res.push_back(turbo_kernels_neon());
     if (const turbo_kernels * dotprod = turbo_kernels_dotprod()) {
         res.push_back(dotprod);
     }
-    res.push_back(turbo_kernels_neon());
 #endif
     res.push_back(turbo_kernels_scalar());
     return res;
