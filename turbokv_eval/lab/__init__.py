@@ -1,0 +1,1 @@
+"""The laboratory: quantisers of the field in NumPy, measured on the attention of real models."""
