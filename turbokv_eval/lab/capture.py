@@ -47,7 +47,9 @@ class Rope:
         Raises BadInput where the model scales its frequencies with YaRN. Source: Su et al., RoFormer, eq. 34.
         """
         if not self.plain:
-            raise BadInput("this model scales RoPE with YaRN, which the laboratory does not compute: capture other layers")
+            raise BadInput(
+                "this model scales RoPE with YaRN, which the laboratory does not compute: capture other layers"
+            )
         half = self.dims // 2
         frequency = self.freq_scale * self.base ** (-2.0 * np.arange(half) / self.dims)
         if self.factors is not None:
@@ -93,11 +95,11 @@ class Layer:
 
     @property
     def heads(self) -> int:
-        return self.q.shape[0]
+        return int(self.q.shape[0])
 
     @property
     def kv_heads(self) -> int:
-        return self.k.shape[0]
+        return int(self.k.shape[0])
 
     @property
     def group(self) -> int:
@@ -275,7 +277,8 @@ def make(bin_dir: Path, model: Path, text: Path, output: Path, request: Request,
         raise MachineCannot(f"{PROGRAM} not found in {bin_dir}: `turbokv-eval build` (or `make build`) builds it")
     if not output.parent.is_dir():
         raise BadInput(f"cannot write {output}: there is no folder {output.parent}")
-    argv = [bin_dir / PROGRAM, "-m", model, "-f", text, "-o", output, "-t", str(threads), *request.args]
+    argv: list[str | Path] = [bin_dir / PROGRAM, "-m", model, "-f", text, "-o", output, "-t", str(threads)]
+    argv += request.args
     done = runner.run(argv)
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
