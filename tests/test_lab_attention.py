@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from lab_world import Fake, registry, write_capture
+from numpy.typing import NDArray
 
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
@@ -204,6 +205,17 @@ def test_calibration_on_another_capture_sees_all_of_it(tmp_path: Path) -> None:
         measured(capture, stranger, f=fake)
     with pytest.raises(BadInput, match="no layer 3"):
         measured(capture, read_capture(write_capture(tmp_path / "o.gguf", layers=(0,))), f=fake)
+
+
+def test_a_width_that_a_method_has_not_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    class Narrow(Fake):
+        def encode_decode(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+            raise ValueError("narrow needs rows of a multiple of 32 values, got 16")
+
+    capture = read_capture(write_capture(tmp_path / "c.gguf"))
+    rows, failed = measured(capture, None, a=Fake("a"), n=Narrow("n"))
+    assert {r.name for r in rows} == {"a"}
+    assert failed["keys", "n"] == failed["values", "n"] == "narrow needs rows of a multiple of 32 values, got 16"
 
 
 def test_a_method_that_cannot_is_left_out_and_the_others_are_measured(tmp_path: Path) -> None:

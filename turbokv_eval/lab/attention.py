@@ -328,8 +328,9 @@ def measure(
                         continue
                     try:
                         metrics, stored = _measure_one(registry, side, name, sample, exact, kv_head)
-                    except BadInput as e:
-                        failed[key] = e.message
+                    except (BadInput, ValueError) as e:
+                        # A method that has not this width, or cannot do without what is missing.
+                        failed[key] = e.message if isinstance(e, BadInput) else str(e)
                         continue
                     found.setdefault(key, []).append({k: _blocks(v, settings.block) for k, v in metrics.items()})
                     bits.setdefault(key, []).append(true_bits(stored, capture.n, settings))

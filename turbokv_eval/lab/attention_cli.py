@@ -11,7 +11,7 @@ from turbokv_eval import build, compare, provenance
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab import attention, attention_report, capture, plots
-from turbokv_eval.lab.method import METHODS
+from turbokv_eval.lab.registry import METHODS
 from turbokv_eval.progress import meter
 
 _PATH = click.Path(path_type=Path)
