@@ -46,6 +46,10 @@ class Haar:
         return orthogonal(haar_matrix(require_rows(keys, "keys"), self.seed))
 
 
+HAAR = Haar()
+"""The rotation that methods take unless told otherwise."""
+
+
 @dataclass(frozen=True)
 class _SignedHadamard:
     """H D / sqrt(d) with the fast transform of `reference.rotation`."""
