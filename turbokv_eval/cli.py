@@ -1,4 +1,4 @@
-"""The command line: `turbokv-eval build | compare | bench | condition`. stdout is the result, stderr is progress."""
+"""The command line: `turbokv-eval build | compare | bench | condition | lab`. stdout: result; stderr: progress."""
 
 import sys
 from pathlib import Path
@@ -10,6 +10,7 @@ from rich.console import Console
 from turbokv_eval import assets, build, compare, condition, provenance, report, store
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
+from turbokv_eval.lab.cli import lab
 from turbokv_eval.progress import Meter, meter
 from turbokv_eval.types import parse_types
 
@@ -164,6 +165,9 @@ def condition_command(model: Path, output: Path, threads: int | None, bin_dir: P
         compare.check_text(sample["text"], sample["segment"] or 256)
     folder = bin_dir or build.default_bin()
     click.echo(condition.make(folder, model, output, condition.Sample(**sample), threads or provenance.cpu_count()))
+
+
+main.add_command(lab)
 
 
 def _compare(options: dict[str, Any]) -> None:

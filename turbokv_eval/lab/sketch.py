@@ -18,7 +18,11 @@ from turbokv_eval.lab.method import F32, Uncalibrated, require_rows
 from turbokv_eval.lab.scalar import unit_rows
 
 
-@lru_cache(maxsize=16)
+_STREAM = 2
+"""See `rotations`: S must not be the matrix that a rotation of the same seed was made from."""
+
+
+@lru_cache(maxsize=64)
 def gaussian_matrix(m: int, d: int, seed: int, orthogonal: bool = False) -> F32:
     """S: float32, shape (m, d), read-only, entries N(0, 1). m, d >= 1; raises ValueError otherwise.
 
@@ -26,7 +30,7 @@ def gaussian_matrix(m: int, d: int, seed: int, orthogonal: bool = False) -> F32:
     """
     if m < 1 or d < 1:
         raise ValueError(f"m and d must be at least 1, got {m} and {d}")
-    s = np.random.default_rng(seed).standard_normal((m, d))
+    s = np.random.default_rng([seed, _STREAM]).standard_normal((m, d))
     if orthogonal:
         for start in range(0, m, d):
             part = s[start : start + d]

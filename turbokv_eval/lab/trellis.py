@@ -25,7 +25,7 @@ from turbokv_eval.lab.transform import Transform
 
 States = npt.NDArray[np.intp]
 
-MULTIPLIERS = {(8, 2): 71, (8, 3): 159, (12, 2): 1053, (12, 3): 3545}
+MULTIPLIERS = {(8, 2): 71, (8, 3): 159, (12, 2): 1053, (12, 3): 1545}
 """a by (L, bits)."""
 ROWS_AT_ONCE = 64
 """A block of costs, 2^L times this in float32, should stay in the processor's second-level cache."""
