@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
 from turbokv_eval.lab import attention, attention_cli
+from turbokv_eval.lab import registry as lab_registry
 from turbokv_eval.lab.attention import Row, Settings
 from turbokv_eval.lab.capture import Capture, read_capture
 
@@ -252,11 +253,12 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         Fake("finer", bits=3.1, error=0.1),
         Fake("picky", refuses="needs an even day"),
     )
-    monkeypatch.setattr(attention_cli, "METHODS", known)
+    monkeypatch.setattr(lab_registry, "METHODS", known)
     path = write_capture(tmp_path / "c.gguf")
 
     def run(*args: str) -> tuple[int, str, str]:
         fixed = ["lab", "attention", str(path), "--queries", "16", "--block", "4"]
+        fixed += [] if "--methods" in args else ["--methods", "*"]
         result = CliRunner().invoke(main, [*fixed, *args])
         return result.exit_code, result.stdout, result.stderr
 
@@ -294,7 +296,7 @@ def test_json_holds_every_head_and_csv_every_row(command: Any) -> None:
 
 def test_wrong_names_and_plots_are_one_line(command: Any, tmp_path: Path) -> None:
     for args, said in (
-        (("--methods", "rough,best"), "no method 'best'; there are rough, fine, finer, picky"),
+        (("--methods", "rough,best"), "no method 'best'; `turbokv-eval lab methods` lists them"),
         (("--baseline", "best"), "no method 'best'"),
         (("--layers", "1"), "no layer 1: it has 0, 3"),
         (("--plot", "plot.pdf"), "must end in .svg or .png"),
@@ -319,3 +321,13 @@ def test_a_plot_names_every_method(command: Any, tmp_path: Path) -> None:
     assert (tmp_path / "again.svg").read_text(encoding="utf-8") == drawn
     code, _, _ = command("--plot", str(tmp_path / "plot.png"))
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_default_methods_suit_their_side_and_are_all_there() -> None:
+    keys, values = attention_cli._default("keys"), attention_cli._default("values")
+    assert set(keys) | set(values) <= set(lab_registry.METHODS)
+    assert {"turbo-3", "condition/turbo-3", "kivi_keys-2"} <= set(keys)
+    assert {"turbo-3", "kivi_values-2"} <= set(values)
+    assert not {"condition/turbo-3", "kivi_keys-2", "trellis4096-3", "q8_0"} & set(values)
+    assert set(attention_cli.BASELINES) <= set(keys) & set(values)
+    assert attention_cli._named("turbo-[23]@pre, turbo-3", "--methods") == ["turbo-2@pre", "turbo-3@pre", "turbo-3"]

@@ -1,6 +1,7 @@
-"""The commands `lab capture` and `lab attention`."""
+"""The commands `lab capture` and `lab attention`. Bodies import what they need: SciPy takes a second."""
 
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,6 @@ from rich.console import Console
 from turbokv_eval import build, compare, provenance
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
-from turbokv_eval.lab import attention, attention_report, capture, plots
-from turbokv_eval.lab.registry import METHODS
 from turbokv_eval.progress import meter
 
 _PATH = click.Path(path_type=Path)
@@ -44,6 +43,8 @@ def capture_command(
       turbokv-eval lab capture MODEL.gguf -f TEXT -o MODEL.capture.gguf
       turbokv-eval lab attention MODEL.capture.gguf
     """
+    from turbokv_eval.lab import capture
+
     info = read_model(model)
     compare.check_text(text, 64)
     wanted = capture.parse_layers(layers) if layers else capture.spread_layers(info)
@@ -54,7 +55,11 @@ def capture_command(
 
 @click.command("attention")
 @click.argument("file", metavar="CAPTURE", type=_PATH)
-@click.option("--methods", metavar="LIST", help="Of keys and values; NAME@pre: keys before RoPE.  [default: all]")
+@click.option(
+    "--methods",
+    metavar="LIST",
+    help="Names or patterns such as 'turbo-*'; NAME@pre: keys before RoPE.  [default: see docs/lab.md]",
+)
 @click.option("--side", type=click.Choice(["keys", "values", "both"]), default="both", show_default=True)
 @click.option("--baseline", metavar="LIST", help="One for each half bit.  [default: plain rotation]")
 @click.option("--calibrate", type=_PATH, metavar="CAPTURE", help="Fit on this one.  [default: the first half]")
@@ -83,16 +88,18 @@ def attention_command(
       turbokv-eval lab attention MODEL.capture.gguf --plot pareto.svg
       turbokv-eval lab attention MODEL.capture.gguf --side keys -o csv
     """
+    from turbokv_eval.lab import attention, attention_report, capture, plots
+    from turbokv_eval.lab.registry import METHODS
+
     settings = attention.Settings(**numbers)
     found = capture.read_capture(file)
     other = None if calibrate is None else capture.read_capture(calibrate)
     chosen = found.select(capture.parse_layers(layers) if layers else None)
     sides = attention.SIDES if side == "both" else (side,)
-    names = _known(methods, "--methods") if methods else tuple(METHODS)
-    wanted = _known(baseline, "--baseline") if baseline else BASELINES
+    by_side = {s: _named(methods, "--methods") if methods else _default(s) for s in sides}
+    wanted = _named(baseline, "--baseline") if baseline else BASELINES
     if plot is not None:
         plots.check_plot(plot)
-    by_side = {s: [n for n in names if s == "keys" or not n.endswith(attention.PRE_ROPE)] for s in sides}
     try:
         with meter(Console(stderr=True)) as show:
             rows, failed = attention.measure(
@@ -114,13 +121,35 @@ def attention_command(
 
 
 # Plain rotation at each rate: what the fork stores without conditioning.
-BASELINES: tuple[str, ...] = ()
+BASELINES = ("turbo-2", "half_channels-2.5", "turbo-3", "half_channels-3.5", "turbo-4")
+# Nominal bits of what is measured unless methods are named.
+RATES = (2.0, 4.5)
+# Of the registry's families: ablations, and what takes minutes.
+ON_DEMAND = {"lloyd", "uniform", "block2", "block4", "turboquant_mse_log8", "equalised_turbo", "trellis4096"}
+# Maps that need queries, or that move the mean: of no use to values (docs/lab.md).
+KEYS_ONLY = ("centre/", "equalise/", "condition/", "balanced/", "kivi_keys", "kvquant_keys")
+VALUES_ONLY = ("kivi_values",)
 
 
-def _known(spec: str, option: str) -> tuple[str, ...]:
-    """Names of METHODS, each once; with the suffix of keys before RoPE."""
-    names = tuple(dict.fromkeys(part.strip() for part in spec.split(",")))
-    for name in names:
-        if name.removesuffix(attention.PRE_ROPE) not in METHODS:
-            raise BadInput(f"{option}: there is no method {name!r}; there are {', '.join(METHODS)}")
-    return names
+def _default(side: str) -> list[str]:
+    """Names of what is measured on this side."""
+    from turbokv_eval.lab.registry import FAMILIES
+
+    families = [family for name, family in FAMILIES.items() if name not in ON_DEMAND]
+    names = [family(rate).name for family in families for rate in family.rates if RATES[0] <= rate <= RATES[1]]
+    return [name for name in names if not name.startswith(VALUES_ONLY if side == "keys" else KEYS_ONLY)]
+
+
+def _named(spec: str, option: str) -> list[str]:
+    """Names and patterns of METHODS, with or without the suffix of keys before RoPE; each name once."""
+    from turbokv_eval.lab.attention import PRE_ROPE
+    from turbokv_eval.lab.registry import METHODS
+
+    names: dict[str, None] = {}
+    for part in (part.strip() for part in spec.split(",")):
+        suffix = PRE_ROPE if part.endswith(PRE_ROPE) else ""
+        found = [name for name in METHODS if fnmatchcase(name, part.removesuffix(PRE_ROPE))]
+        if not found:
+            raise BadInput(f"{option}: there is no method {part!r}; `turbokv-eval lab methods` lists them")
+        names.update(dict.fromkeys(name + suffix for name in found))
+    return list(names)

@@ -1,16 +1,23 @@
-"""The group `turbokv-eval lab`."""
+"""The group `turbokv-eval lab`. Command bodies import what they need, so that `turbokv-eval --help` stays fast."""
+
+import json
 
 import click
+from rich.console import Console
 
+from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.lab.attention_cli import attention_command, capture_command
+from turbokv_eval.progress import meter
 
 
 @click.group("lab")
 def lab() -> None:
-    """Quantisers of the field, measured on real attention.
+    """Quantisers of the field in NumPy, measured side by side.
 
     \b
     Example:
+      turbokv-eval lab theory
+      turbokv-eval lab methods
       turbokv-eval lab capture MODEL.gguf -f TEXT -o MODEL.capture.gguf
       turbokv-eval lab attention MODEL.capture.gguf
     """
@@ -18,3 +25,69 @@ def lab() -> None:
 
 lab.add_command(capture_command)
 lab.add_command(attention_command)
+
+
+def _list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Comma-separated positive whole numbers, none twice."""
+    if value is None:
+        return None
+    try:
+        numbers = tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise BadInput(f"{value!r} is not a list of whole numbers such as 64,128") from None
+    if min(numbers) < 1 or len(set(numbers)) != len(numbers):
+        raise BadInput(f"{value!r} has a number below 1, or one twice")
+    return numbers
+
+
+@lab.command("theory")
+@click.option("--dims", callback=_list, metavar="N,N,...", help="Head dimensions.  [default: 64,80,96,128,256]")
+@click.option("--bits", callback=_list, metavar="N,N,...", help="Bits a value, 1 to 8.  [default: 1,2,3,4]")
+@click.option("--draws", type=click.IntRange(min=2), help="Rotations and sketches at each dimension.  [default: 40]")
+@click.option("--rows", type=click.IntRange(min=1), help="Vectors for each of them.  [default: 400]")
+@click.option("--seed", type=click.IntRange(min=0), help="[default: 0]")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def theory_command(output: str, **chosen: tuple[int, ...] | int | None) -> None:
+    """Distortion of the codes on random vectors, against the bounds and the figures of the TurboQuant paper.
+
+    \b
+    Example:
+      turbokv-eval lab theory --dims 128 -o json
+
+    No model is needed. Exit code 1 if a claim of the paper is contradicted.
+    """
+    from turbokv_eval.lab import theory, theory_report
+
+    settings = theory.Settings(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
+    try:
+        with meter(Console(stderr=True)) as show:
+            document = theory.measure(settings, show.update)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; nothing was written") from None
+    click.echo(json.dumps(document, indent=1) if output == "json" else theory_report.as_text(document).rstrip("\n"))
+    if document["broken"]:
+        raise CheckFailed(f"{len(document['broken'])} claims contradicted: {document['broken'][0]}")
+
+
+@lab.command("methods")
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def methods_command(output: str) -> None:
+    """The methods that the other commands take by name, with what they are.
+
+    \b
+    Example:
+      turbokv-eval lab methods
+    """
+    from turbokv_eval.lab.registry import FAMILIES
+
+    found = [
+        {"name": family(rate).name, "bits": rate, "summary": family.summary}
+        for family in FAMILIES.values()
+        for rate in family.rates
+    ]
+    if output == "json":
+        click.echo(json.dumps(found, indent=1))
+        return
+    width = max(len(str(row["name"])) for row in found)
+    for row in found:
+        click.echo(f"{row['name']:<{width}}  {row['summary']}")
