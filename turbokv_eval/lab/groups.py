@@ -125,6 +125,7 @@ class KiviValues(Uncalibrated):
 
     def encode_decode(self, x: F32) -> F32:
         """Interface: `Fitted.encode_decode`. The rows are the whole cache from its first token on."""
+        require_rows(x, "x")
         coded = self._coded(len(x))
         return np.concatenate([self._groups.encode_decode(x[:coded]), _fp16(x[coded:])])
 

@@ -12,10 +12,9 @@ from turbokv_eval.lab.method import F32, F64, require_multiple, require_rows
 from turbokv_eval.lab.transform import FittedTransform, Linear
 from turbokv_eval.reference import rotation
 
-
 _STREAM = 1
-"""Keeps the Gaussian matrix of a seed apart from that of `sketch`: with one matrix for both, a sketch of a rotated code's
-residual is biased by 1 to 2 %."""
+"""Keeps the Gaussian matrix of a seed apart from that of `sketch`: with one matrix for both, a sketch of a rotated
+code's residual is biased by 1 to 2 %."""
 
 
 @lru_cache(maxsize=64)

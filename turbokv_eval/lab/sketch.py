@@ -17,7 +17,6 @@ from turbokv_eval.lab import norms
 from turbokv_eval.lab.method import F32, Uncalibrated, require_rows
 from turbokv_eval.lab.scalar import unit_rows
 
-
 _STREAM = 2
 """See `rotations`: S must not be the matrix that a rotation of the same seed was made from."""
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from codebook_gen import solve
 from codebook_gen.lloyd_max import MAX_BITS
-from turbokv_eval.lab.levels import lloyd_max
+from turbokv_eval.lab.levels import lloyd_max, lloyd_max_nmse
 from turbokv_eval.lab.method import F32, F64, FP16_BITS, Fitted, require_calibration, require_multiple, require_rows
 from turbokv_eval.lab.norms import store
 from turbokv_eval.lab.rotations import haar_matrix
@@ -25,7 +24,7 @@ def allocate(importance: F64, total: int, d: int) -> tuple[int, ...]:
     """
     if not 0 <= total <= MAX_BITS * len(importance):
         raise ValueError(f"{total} bits do not fit {len(importance)} groups of 0..{MAX_BITS}")
-    nmse = np.array([1.0, *(float(solve(bits, d).nmse) for bits in range(1, MAX_BITS + 1))])
+    nmse = np.array([lloyd_max_nmse(bits, d) for bits in range(MAX_BITS + 1)])
     gain = importance[:, None] * (nmse[:-1] - nmse[1:])
     widths = np.zeros(len(importance), dtype=np.intp)
     for _ in range(total):
