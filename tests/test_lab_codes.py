@@ -10,12 +10,12 @@ import pytest
 from lab_rows import nmse, normal
 
 from turbokv_eval.lab import levels, norms
-from turbokv_eval.lab.groups import KiviKeys, KiviValues, TokenGroups
+from turbokv_eval.lab.groups import KiviKeys, KiviValues, TokenGroups, quantise_groups
 from turbokv_eval.lab.kvquant import KvQuantKeys
 from turbokv_eval.lab.mixed import HalfChannels, OutlierChannels
 from turbokv_eval.lab.polarquant import PolarQuant, angle_levels
 from turbokv_eval.lab.rope import Rope
-from turbokv_eval.lab.scalar import ScalarCode
+from turbokv_eval.lab.scalar import ScalarCode, least_squares, unit_rows
 from turbokv_eval.lab.transform import Identity, Transformed
 from turbokv_eval.lab.turbo import Turbo
 from turbokv_eval.lab.turboquant import TurboQuantMse
@@ -221,6 +221,35 @@ def test_unequal_widths_beat_equal_ones_where_channels_differ() -> None:
         UnequalWidths(3, 4, (5, 3, 2, 1))
     with pytest.raises(ValueError, match="no whole number of bits"):
         UnequalWidths(2.3, 8)
+
+
+def test_bad_arguments_are_refused() -> None:
+    wide = np.zeros((2, 32))
+    for call in (
+        levels.lloyd_max(2, 64).nearest,
+        lambda x: norms.store(x, "fp16"),
+        lambda x: quantise_groups(x, 2),
+        unit_rows,
+        lambda x: least_squares(x, x),
+    ):
+        with pytest.raises(TypeError, match="must be a NumPy array of float32, got float64"):
+            call(wide)
+    with pytest.raises(ValueError, match="unknown norm format 'fp8'; there are fp16, log8, exact"):
+        norms.store(normal(1, 4), "fp8")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"bits must be 1\.\.8, got 0"):
+        levels.uniform(0, 64)
+    with pytest.raises(ValueError, match="d must be at least 4, got 3"):
+        levels.uniform(2, 3)
+    with pytest.raises(ValueError, match=r"samples must have shape \(n,\)"):
+        levels.from_samples(wide, 2)
+    with pytest.raises(ValueError, match=r"importance must have shape \(groups,\)"):
+        allocate(wide, 1, 64)
+    with pytest.raises(ValueError, match="level must be at least 2, got 1"):
+        angle_levels(1, 2)
+    with pytest.raises(ValueError, match=r"share must be at least 0 and below 0\.5, got 0\.5"):
+        KvQuantKeys(2, share=0.5)
+    with pytest.raises(ValueError, match="rows of an even number of values, got 65"):
+        HalfChannels(2).encode_decode(normal(1, 65))
 
 
 def test_unequal_widths_go_to_what_queries_ask_for() -> None:

@@ -82,5 +82,11 @@ def test_bad_arguments_are_refused() -> None:
     for make in (lambda: Trellis(4, 256), lambda: Trellis(2, 512), lambda: Trellis(2, 300)):
         with pytest.raises(ValueError, match=r"no trellis of .* there are 256 states at 2 bits"):
             make()
+    with pytest.raises(ValueError, match=r"power of two of levels, more than 4, got shape \(6,\)"):
+        viterbi(normal(1, 8), normal(1, 6)[0], 2)
+    with pytest.raises(ValueError, match=r"overlap must have shape \(2,\), got \(1,\)"):
+        viterbi(normal(2, 8), normal(1, 16)[0], 2, np.zeros(1, dtype=np.intp))
+    with pytest.raises(TypeError, match="u must be a NumPy array of float32, got float64"):
+        tail_biting(np.zeros((1, 8)), normal(1, 16)[0], 2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least 6 values, got 5"):
         Trellis(2, 4096).encode_decode(normal(1, 5))

@@ -10,7 +10,7 @@ import pytest
 from lab_rows import normal
 
 from turbokv_eval.lab.rotations import Haar
-from turbokv_eval.lab.sketch import Qjl, gaussian_matrix
+from turbokv_eval.lab.sketch import Qjl, gaussian_matrix, inner, signs, unsketch
 from turbokv_eval.lab.theory import COSINE, prod_bound, qjl_bound, unit_pairs
 from turbokv_eval.lab.turboquant import TurboQuantMse, TurboQuantProd
 
@@ -102,7 +102,16 @@ def test_orthogonal_sketch_rows() -> None:
     np.testing.assert_allclose(gram - np.diag(np.diag(gram)), 0, atol=1e-4)
 
 
-def test_bad_rates_are_refused() -> None:
+def test_bad_arguments_are_refused() -> None:
+    s = gaussian_matrix(8, 16, 0)
+    with pytest.raises(ValueError, match=r"x must have shape \(rows, 16\), got \(1, 8\)"):
+        signs(normal(1, 8), s)
+    with pytest.raises(ValueError, match=r"z must have shape \(rows, 8\), got \(1, 16\)"):
+        unsketch(normal(1, 16), s)
+    with pytest.raises(TypeError, match="queries must be a NumPy array of float32, got list"):
+        inner([[0.0]], normal(1, 8), s)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="at least 1, got 0 and 4"):
+        gaussian_matrix(0, 4, 0)
     with pytest.raises(ValueError, match=r"bits must be 0\.\.8, got 9"):
         TurboQuantMse(9).encode_decode(normal(1, 64))
     with pytest.raises(ValueError, match="at least 1, got 0"):

@@ -33,7 +33,12 @@ def haar_matrix(d: int, seed: int) -> F64:
 
 
 def orthogonal(matrix: F64) -> Linear:
-    """The transform of an orthogonal matrix: rows and queries times its transpose. matrix: float64, shape (d, d)."""
+    """The transform of an orthogonal matrix: rows and queries times its transpose.
+
+    matrix: float64, shape (d, d). Raises ValueError for another shape.
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"matrix must have shape (d, d), got {matrix.shape}")
     forward = matrix.astype(np.float32)
     return Linear(np.zeros(len(matrix), dtype=np.float32), forward, np.ascontiguousarray(forward.T))
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from turbokv_eval.lab.method import F32, FP16_BITS, Uncalibrated, require_rows
+from turbokv_eval.lab.method import F32, FP16_BITS, Uncalibrated, require_float32, require_rows
 from turbokv_eval.lab.norms import store
 from turbokv_eval.lab.rotations import HAAR
 from turbokv_eval.lab.scalar import least_squares, unit_rows
@@ -49,9 +49,15 @@ def viterbi(u: F32, code: F32, bits: int, overlap: States | None = None) -> Stat
 
     u: float32, shape (n, d). code: float32, shape (2^L,), L > bits. overlap: for each row, the L - bits bits that the
     first state has above its new ones and the last state has below: (n,), or None for free ends.
+    Raises TypeError for another dtype, ValueError for another shape, or a code of no power of two above 2^bits.
     """
-    count, fan = len(code), 1 << bits
-    n, d = u.shape
+    d = require_rows(u, "u")
+    require_float32(code, "code")
+    n, count, fan = len(u), len(code), 1 << bits
+    if code.ndim != 1 or count <= fan or count & (count - 1):
+        raise ValueError(f"code must have a power of two of levels, more than {fan}, got shape {code.shape}")
+    if overlap is not None and overlap.shape != (n,):
+        raise ValueError(f"overlap must have shape ({n},), got {overlap.shape}")
     heads = count // fan
     row = np.arange(n)
     levels = code[:, None]
@@ -92,7 +98,7 @@ def tail_biting(u: F32, code: F32, bits: int) -> States:
     Algorithm 4 of QTIP: a free walk over the row turned by half shows which overlap its middle, now the row's ends,
     would choose; a second walk is held to it. Nearly optimal at twice the cost.
     """
-    half = u.shape[1] // 2
+    half = require_rows(u, "u") // 2
     free = viterbi(np.roll(u, half, axis=1), code, bits)
     return viterbi(u, code, bits, free[:, half] >> bits)
 

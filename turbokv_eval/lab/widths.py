@@ -20,8 +20,10 @@ def allocate(importance: F64, total: int, d: int) -> tuple[int, ...]:
 
     (Each further bit of a group gains less than the one before, so the best next bit is always part of the best plan.)
     importance: float64 (groups,), not negative. total: sum of the bits. d: of the Lloyd-Max levels. Returns 0..8 each.
-    Raises ValueError for a total that does not fit.
+    Raises ValueError for another shape and for a total that does not fit.
     """
+    if importance.ndim != 1:
+        raise ValueError(f"importance must have shape (groups,), got {importance.shape}")
     if not 0 <= total <= MAX_BITS * len(importance):
         raise ValueError(f"{total} bits do not fit {len(importance)} groups of 0..{MAX_BITS}")
     nmse = np.array([lloyd_max_nmse(bits, d) for bits in range(MAX_BITS + 1)])
