@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turbokv_eval.lab.method import F32, F64, require_calibration
+from turbokv_eval.lab.method import F32, F64, require_calibration, require_rows
 from turbokv_eval.lab.transform import FittedTransform, Linear
 
 MAX_SCALE = 32.0
@@ -53,12 +53,15 @@ class _Diagonal:
     s: F32
 
     def forward(self, x: F32) -> F32:
+        require_rows(x, "x", len(self.mu))
         return (x - self.mu) * self.s
 
     def inverse(self, y: F32) -> F32:
+        require_rows(y, "y", len(self.mu))
         return y / self.s + self.mu
 
     def query(self, q: F32) -> F32:
+        require_rows(q, "q", len(self.mu))
         return q / self.s
 
 

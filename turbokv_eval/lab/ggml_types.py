@@ -136,7 +136,7 @@ class GgmlType(Uncalibrated):
         require_multiple(require_rows(x, "x"), BLOCK, self.name)
         if not np.isfinite(x).all():
             raise ValueError(f"{self.name} takes finite rows only")
-        return self._encode(x.reshape(-1, BLOCK)).reshape(len(x), -1)
+        return self._encode(x.reshape(-1, BLOCK)).reshape(len(x), x.shape[1] // BLOCK * self.block_bytes)
 
     def decode(self, blocks: U8) -> F32:
         """uint8, shape (n, k * block_bytes) -> float32, shape (n, k * 32). Raises TypeError and ValueError."""
@@ -144,7 +144,8 @@ class GgmlType(Uncalibrated):
             raise TypeError(f"blocks must be a NumPy array of uint8, got {getattr(blocks, 'dtype', type(blocks))}")
         if blocks.ndim != 2 or blocks.shape[1] % self.block_bytes:
             raise ValueError(f"blocks must have shape (rows, k*{self.block_bytes}), got {blocks.shape}")
-        return self._decode(blocks.reshape(-1, self.block_bytes)).reshape(len(blocks), -1)
+        width = blocks.shape[1] // self.block_bytes * BLOCK
+        return self._decode(blocks.reshape(-1, self.block_bytes)).reshape(len(blocks), width)
 
     def encode_decode(self, x: F32) -> F32:
         """Interface: `Fitted.encode_decode`. d a multiple of 32."""

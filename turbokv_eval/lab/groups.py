@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turbokv_eval.lab.method import F32, FP16_BITS, Uncalibrated, require_multiple, require_rows
+from turbokv_eval.lab.method import F32, FP16_BITS, Uncalibrated, require_float32, require_multiple, require_rows
 
 SIDE_BITS = 2 * FP16_BITS
 
@@ -16,8 +16,9 @@ def quantise_groups(x: F32, bits: int) -> F32:
 
     z = min, s = (max - min)/(2^b - 1): section 3.1 of KIVI (arXiv:2402.02750). s and z are rounded to fp16 before the
     codes are taken with them.
-    x: float32, any shape, within fp16's range. Returns the same shape.
+    x: float32, any shape, within fp16's range. Returns the same shape. Raises TypeError for another dtype.
     """
+    require_float32(x, "x")
     top = np.float32(2**bits - 1)
     low = x.min(axis=-1, keepdims=True)
     zero = _fp16(low)
@@ -125,6 +126,7 @@ class KiviValues(Uncalibrated):
 
     def encode_decode(self, x: F32) -> F32:
         """Interface: `Fitted.encode_decode`. The rows are the whole cache from its first token on."""
+        require_rows(x, "x")
         coded = self._coded(len(x))
         return np.concatenate([self._groups.encode_decode(x[:coded]), _fp16(x[coded:])])
 

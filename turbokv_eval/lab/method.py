@@ -75,14 +75,20 @@ class Uncalibrated(Fitted, Protocol):
         return self
 
 
+def require_float32(x: object, what: str) -> None:
+    """Raises TypeError unless x is a float32 array, of any shape. what: the name for the message."""
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
+        found = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"{what} must be a NumPy array of float32, got {found}")
+
+
 def require_rows(x: object, what: str, width: int | None = None) -> int:
     """The width d of rows of shape (n, d). what: the name for the message.
 
     Raises TypeError unless x is a float32 array, ValueError unless it is 2-D with d = width (any d >= 1 for None).
     """
-    if not isinstance(x, np.ndarray) or x.dtype != np.float32:
-        found = x.dtype if isinstance(x, np.ndarray) else type(x).__name__
-        raise TypeError(f"{what} must be a NumPy array of float32, got {found}")
+    require_float32(x, what)
+    assert isinstance(x, np.ndarray)
     if x.ndim != 2 or x.shape[1] == 0 or (width is not None and x.shape[1] != width):
         raise ValueError(f"{what} must have shape (rows, {'d' if width is None else width}), got {x.shape}")
     return int(x.shape[1])

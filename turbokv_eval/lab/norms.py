@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from turbokv_eval.lab.method import F32, FP16_BITS, U8
+from turbokv_eval.lab.method import F32, FP16_BITS, U8, require_float32
 
 NormFormat = Literal["fp16", "log8", "exact"]
 
@@ -22,8 +22,9 @@ def store(norms: F32, form: NormFormat) -> F32:
 
     fp16 rounds to binary16 and saturates at 65504: relative error up to 2^-11 in its normal range. log8 rounds log2 to
     steps of 0.126, a relative error up to 4.5 %, which costs a row an NMSE of up to 0.002. exact keeps float32.
-    Raises ValueError for another format.
+    Raises ValueError for another format, TypeError for another dtype.
     """
+    require_float32(norms, "norms")
     if form == "exact":
         return norms
     if form == "fp16":

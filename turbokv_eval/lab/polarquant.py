@@ -64,7 +64,9 @@ class PolarQuant(Uncalibrated):
             radius = np.hypot(a, b)
         radius = np.minimum(radius, np.float32(65504)).astype(np.float16).astype(np.float32)
         for angle in reversed(angles):
-            radius = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(len(x), -1)
+            radius = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=-1).reshape(
+                len(x), 2 * radius.shape[1]
+            )
         return rotation.inverse(radius)
 
     def bits_per_value(self, n: int, d: int) -> float:

@@ -90,6 +90,16 @@ FAMILIES: dict[str, Family] = {
     "conditioned_turbo": Family(
         "the fork's types with key conditioning", _TURBO, lambda b: Transformed(_CONDITION, Turbo(int(b)))
     ),
+    "conditioned_prod": Family(
+        "TurboQuant, Algorithm 2, with key conditioning",
+        _TURBO,
+        lambda b: Transformed(_CONDITION, TurboQuantProd(int(b))),
+    ),
+    "conditioned_half_channels": Family(
+        "half of the rotated channels one bit more, with key conditioning",
+        (2.5, 3.5),
+        lambda b: Transformed(_CONDITION, HalfChannels(int(b))),
+    ),
     "balanced_turbo": Family(
         "the fork's types behind the dense balanced map", _TURBO, lambda b: Transformed(Balanced(), Turbo(int(b)))
     ),
@@ -124,6 +134,11 @@ FAMILIES: dict[str, Family] = {
         "trellis-coded, 256 states, with key conditioning",
         (2.0, 3.0),
         lambda b: Transformed(_CONDITION, Trellis(int(b), 256)),
+    ),
+    "balanced_trellis256": Family(
+        "trellis-coded, 256 states, behind the dense balanced map",
+        (2.0, 3.0),
+        lambda b: Transformed(Balanced(), Trellis(int(b), 256)),
     ),
 }
 

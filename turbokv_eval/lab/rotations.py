@@ -12,10 +12,9 @@ from turbokv_eval.lab.method import F32, F64, require_multiple, require_rows
 from turbokv_eval.lab.transform import FittedTransform, Linear
 from turbokv_eval.reference import rotation
 
-
 _STREAM = 1
-"""Keeps the Gaussian matrix of a seed apart from that of `sketch`: with one matrix for both, a sketch of a rotated code's
-residual is biased by 1 to 2 %."""
+"""Keeps the Gaussian matrix of a seed apart from that of `sketch`: with one matrix for both, a sketch of a rotated
+code's residual is biased by 1 to 2 %."""
 
 
 @lru_cache(maxsize=64)
@@ -34,7 +33,12 @@ def haar_matrix(d: int, seed: int) -> F64:
 
 
 def orthogonal(matrix: F64) -> Linear:
-    """The transform of an orthogonal matrix: rows and queries times its transpose. matrix: float64, shape (d, d)."""
+    """The transform of an orthogonal matrix: rows and queries times its transpose.
+
+    matrix: float64, shape (d, d). Raises ValueError for another shape.
+    """
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"matrix must have shape (d, d), got {matrix.shape}")
     forward = matrix.astype(np.float32)
     return Linear(np.zeros(len(matrix), dtype=np.float32), forward, np.ascontiguousarray(forward.T))
 

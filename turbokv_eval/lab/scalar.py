@@ -13,7 +13,10 @@ from turbokv_eval.lab.method import F32, Uncalibrated, require_rows
 
 
 def unit_rows(x: F32) -> tuple[F32, F32]:
-    """Rows of mean square 1, and the norms |x|. float32 (n, d) -> float32 (n, d), (n, 1). A row of zeros stays zero."""
+    """Rows of mean square 1, and the norms |x|. float32 (n, d) -> float32 (n, d), (n, 1). A row of zeros stays zero.
+
+    Raises TypeError for another dtype, ValueError for another shape.
+    """
     d = require_rows(x, "x")
     # float64 inside: the squares of a float32 row may overflow or vanish.
     size = np.sqrt((x.astype(np.float64) ** 2).sum(axis=1, keepdims=True))
@@ -22,7 +25,11 @@ def unit_rows(x: F32) -> tuple[F32, F32]:
 
 
 def least_squares(u: F32, y: F32) -> F32:
-    """The factor g of each row that minimises |u - g y|: <u, y> / <y, y>, 0 where y is 0. (n, d) twice -> (n, 1)."""
+    """The factor g of each row that minimises |u - g y|: <u, y> / <y, y>, 0 where y is 0.
+
+    u, y: float32 (n, d). Returns float32 (n, 1). Raises TypeError for another dtype, ValueError for another shape.
+    """
+    require_rows(y, "y", require_rows(u, "u"))
     cross = np.einsum("nd,nd->n", u, y, dtype=np.float64)
     square = np.einsum("nd,nd->n", y, y, dtype=np.float64)
     return np.where(square > 0, cross / np.where(square > 0, square, 1), 0).astype(np.float32)[:, None]

@@ -17,7 +17,6 @@ from turbokv_eval.lab import norms
 from turbokv_eval.lab.method import F32, Uncalibrated, require_rows
 from turbokv_eval.lab.scalar import unit_rows
 
-
 _STREAM = 2
 """See `rotations`: S must not be the matrix that a rotation of the same seed was made from."""
 
@@ -43,17 +42,25 @@ def gaussian_matrix(m: int, d: int, seed: int, orthogonal: bool = False) -> F32:
 
 
 def signs(x: F32, s: F32) -> F32:
-    """sign(S x) with sign(0) = 1. x: float32 (n, d), s: float32 (m, d) -> float32 (n, m), each +1 or -1."""
+    """sign(S x) with sign(0) = 1. x: float32 (n, d), s: float32 (m, d) -> float32 (n, m), each +1 or -1.
+
+    Raises TypeError for another dtype, ValueError for another shape, as the next two do.
+    """
+    require_rows(x, "x", require_rows(s, "s"))
     return np.where(x @ s.T < 0, np.float32(-1), np.float32(1))
 
 
 def unsketch(z: F32, s: F32) -> F32:
     """Q^-1: sqrt(pi/2)/m S^T z. z: float32 (n, m), s: float32 (m, d) -> float32 (n, d)."""
+    require_rows(s, "s")
+    require_rows(z, "z", len(s))
     return np.asarray(z @ s * np.float32(math.sqrt(math.pi / 2) / len(s)), dtype=np.float32)
 
 
 def inner(queries: F32, z: F32, s: F32) -> F32:
     """<q, Q^-1(z)> without decoding: sqrt(pi/2)/m <S q, z>. float32 (k, d), (n, m), (m, d) -> float32 (k, n)."""
+    require_rows(queries, "queries", require_rows(s, "s"))
+    require_rows(z, "z", len(s))
     return np.asarray((queries @ s.T) @ z.T * np.float32(math.sqrt(math.pi / 2) / len(s)), dtype=np.float32)
 
 
@@ -62,7 +69,7 @@ class Qjl(Uncalibrated):
     """The sketch alone, as QJL stores keys: m = bits * d signs and the norm.
 
     bits: signs a value, more than 0; m is rounded. orthogonal: see `gaussian_matrix`. seed: of S, which a model keeps;
-    for one fixed S the estimate has a relative bias of order 1/m, and is unbiased only over S.
+    the estimate is unbiased over S, and for one fixed S off by a common factor of 1 +- 1/(sqrt(2) m).
     """
 
     bits: float

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from codebook_gen import solve
 from turbokv_eval.errors import BadInput
 from turbokv_eval.lab import ggml_types
 from turbokv_eval.lab.groups import TokenGroups
+from turbokv_eval.lab.levels import lloyd_max_nmse
 from turbokv_eval.lab.method import F32, F64, Method
 from turbokv_eval.lab.mixed import HalfChannels
 from turbokv_eval.lab.polarquant import PolarQuant
@@ -147,7 +147,7 @@ def _sample(method: Method, x: F32, queries: F32) -> tuple[float, float, float]:
 
 
 def _row(name: str, bits: int, d: int, samples: F64) -> dict[str, Any]:
-    residual = float(_nmse(bits if name == "turboquant_mse" else bits - 1, d))
+    residual = lloyd_max_nmse(bits if name == "turboquant_mse" else bits - 1, d)
     row: dict[str, Any] = {
         "method": name,
         "bits": bits,
@@ -167,11 +167,6 @@ def _row(name: str, bits: int, d: int, samples: F64) -> dict[str, Any]:
     else:
         row |= {"slope_exact": 1.0, "ip_bound": qjl_bound() / bits}
     return row
-
-
-def _nmse(bits: int, d: int) -> float:
-    """Exact NMSE of the Lloyd-Max levels on their density; 1 for 0 bits."""
-    return float(solve(bits, d).nmse) if bits else 1.0
 
 
 def _broken(row: dict[str, Any]) -> Iterator[str]:

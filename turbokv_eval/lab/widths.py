@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from codebook_gen import solve
 from codebook_gen.lloyd_max import MAX_BITS
-from turbokv_eval.lab.levels import lloyd_max
+from turbokv_eval.lab.levels import lloyd_max, lloyd_max_nmse
 from turbokv_eval.lab.method import F32, F64, FP16_BITS, Fitted, require_calibration, require_multiple, require_rows
 from turbokv_eval.lab.norms import store
 from turbokv_eval.lab.rotations import haar_matrix
 from turbokv_eval.lab.scalar import unit_rows
-
-
-@cache
-def _nmse(d: int) -> tuple[float, ...]:
-    """Of Lloyd-Max at 0..8 bits. Solving takes a second, and every head asks."""
-    return (1.0, *(float(solve(bits, d).nmse) for bits in range(1, MAX_BITS + 1)))
 
 
 def allocate(importance: F64, total: int, d: int) -> tuple[int, ...]:
@@ -28,11 +20,13 @@ def allocate(importance: F64, total: int, d: int) -> tuple[int, ...]:
 
     (Each further bit of a group gains less than the one before, so the best next bit is always part of the best plan.)
     importance: float64 (groups,), not negative. total: sum of the bits. d: of the Lloyd-Max levels. Returns 0..8 each.
-    Raises ValueError for a total that does not fit.
+    Raises ValueError for another shape and for a total that does not fit.
     """
+    if importance.ndim != 1:
+        raise ValueError(f"importance must have shape (groups,), got {importance.shape}")
     if not 0 <= total <= MAX_BITS * len(importance):
         raise ValueError(f"{total} bits do not fit {len(importance)} groups of 0..{MAX_BITS}")
-    nmse = np.array(_nmse(d))
+    nmse = np.array([lloyd_max_nmse(bits, d) for bits in range(MAX_BITS + 1)])
     gain = importance[:, None] * (nmse[:-1] - nmse[1:])
     widths = np.zeros(len(importance), dtype=np.intp)
     for _ in range(total):
