@@ -9,7 +9,7 @@ EVAL   := $(VENV)/bin/turbokv-eval
 # Options for compare, bench and build: make compare ARGS="-m MODEL.gguf -f TEXT"
 ARGS   ?=
 
-.PHONY: help venv build compare test check sanitize bench fork-apply fork-export fork-check codebook clean
+.PHONY: help venv build compare test check neon sanitize bench fork-apply fork-export fork-check codebook clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ test: $(STAMP) ## Everything CI runs: check, fork, codebooks, build, ctest, live
 
 check: $(STAMP) ## Style, types and unit tests; no compiler, under two minutes
 	@sh ci/check.sh $(VENV)
+
+neon: $(STAMP) ## The kernels of 64-bit Arm, cross-built and run under qemu-user
+	@sh ci/neon.sh $(VENV)
 
 sanitize: $(STAMP) ## The codec tests under the address and undefined-behaviour sanitizers
 	@sh ci/sanitize.sh $(VENV)

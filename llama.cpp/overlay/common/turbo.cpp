@@ -9,8 +9,10 @@
 #include <filesystem>
 #include <stdexcept>
 
+static bool kv_layers_given = false;
+
 bool common_turbo_check(const std::string & path_model, const llama_model_params & mparams, const llama_context_params & cparams) {
-    if (!ggml_is_turbo(cparams.type_k) && !ggml_is_turbo(cparams.type_v)) {
+    if (!ggml_is_turbo(cparams.type_k) && !ggml_is_turbo(cparams.type_v) && !kv_layers_given && !getenv("LLAMA_KV_LAYERS")) {
         return true;
     }
 
@@ -53,6 +55,24 @@ bool common_kv_condition_set(const std::string & value) {
     }
     llama_kv_condition_set(value.c_str());
     return true;
+}
+
+void common_kv_layers_set(const std::string & value) {
+    char reason[1024];
+    if (!llama_kv_layers_set(value.c_str(), reason, sizeof(reason))) {
+        throw std::invalid_argument(reason);
+    }
+    kv_layers_given = true;
+}
+
+common_arg common_kv_layers_arg() {
+    return common_arg(
+        {"--kv-layers"}, "LAYERS:TYPE[/TYPE][;...]",
+        "other cache types for some layers: 0-1,-1:q8_0 keeps K and V of the first two layers and of the last in q8_0, 5:f16/turbo3 names K and V apart (default: none)",
+        [](common_params &, const std::string & value) {
+            common_kv_layers_set(value);
+        }
+    ).set_env("LLAMA_ARG_KV_LAYERS");
 }
 
 common_arg common_kv_condition_arg() {

@@ -16,5 +16,11 @@ void common_turbo_flush_log_at_exit();
 // Sets the key conditioning of the contexts made from now on. False when value is none of auto, on, off and no file of that name exists.
 bool common_kv_condition_set(const std::string & value);
 
+// Sets the cache types by layer. Throws std::invalid_argument with the reason.
+void common_kv_layers_set(const std::string & value);
+
+// --kv-layers RULES, for every tool that has -ctk.
+common_arg common_kv_layers_arg();
+
 // --kv-condition auto|on|off|FILE, for every tool that has -ctk.
 common_arg common_kv_condition_arg();

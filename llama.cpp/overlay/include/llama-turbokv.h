@@ -20,6 +20,11 @@ extern "C" {
     // NULL or "": what the environment variable LLAMA_KV_CONDITION says, else auto.
     LLAMA_API void llama_kv_condition_set(const char * setting);
 
+    // Cache types by layer for the contexts made from now on, over type_k and type_v of their parameters: "0-1,-1:q8_0;5:f16/turbo3" gives
+    // the first two layers and the last one q8_0 for K and V, and layer 5 an f16 K with a turbo3 V.
+    // NULL or "": what the environment variable LLAMA_KV_LAYERS says, else none. False: reason holds one line, and nothing changed.
+    LLAMA_API bool llama_kv_layers_set(const char * rules, char * reason, size_t reason_size);
+
     // Measures the keys of a model and writes a conditioning file.
     //   tokens     n_tokens ids of a text; or NULL for random ids, then n_tokens 0 means the default sample
     //   n_segment  tokens of one run from an empty cache

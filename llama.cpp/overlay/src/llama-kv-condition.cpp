@@ -5,6 +5,7 @@
 #include "ggml-turbo.h"
 #include "gguf.h"
 #include "llama-hparams.h"
+#include "llama-kv-layers.h"
 #include "llama-impl.h"
 #include "llama-model.h"
 #include "llama-turbo-archs.h"
@@ -238,7 +239,8 @@ struct collector {
     std::vector<float> buf;
 
     static bool callback(ggml_tensor * t, bool ask, void * user_data) {
-        if (strncmp(t->name, LLAMA_KV_OBSERVE, strlen(LLAMA_KV_OBSERVE)) != 0) {
+        // ggml names a view or reshape of a node after it, with a suffix in parentheses: these hold the same numbers once more
+        if (strncmp(t->name, LLAMA_KV_OBSERVE, strlen(LLAMA_KV_OBSERVE)) != 0 || strchr(t->name, '(')) {
             return !ask;
         }
         if (!ask) {
@@ -574,7 +576,9 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
     if (model.hparams.no_alloc || value == "off") {
         return nullptr;
     }
-    if (value == "auto" && !ggml_is_turbo(params.type_k)) {
+    const auto rules = llama_kv_layers();
+    if (value == "auto" && !ggml_is_turbo(params.type_k) &&
+            std::none_of(rules.begin(), rules.end(), [](const llama_kv_layer_rule & r) { return ggml_is_turbo(r.type_k); })) {
         return nullptr;
     }
     const std::string none = why_none(model);

@@ -2,6 +2,7 @@
 
 #include "llama-hparams.h"
 #include "llama-kv-condition.h"
+#include "llama-kv-layers.h"
 #include "llama-impl.h"
 #include "llama-model.h"
 #include "llama-turbo-archs.h"
@@ -43,10 +44,19 @@ const llama_turbo_map * llama_turbo_map_of(const ggml_tensor * t) {
 // types
 //
 
-ggml_type llama_turbo_layer_type(ggml_type type, int64_t n_embd_head, uint32_t il, const char * what) {
-    const ggml_type res = ggml_turbo_resolve(type, n_embd_head);
+// The rules that hold for the cache under construction; none while the keys are measured in an exact cache.
+static std::vector<llama_kv_layer_rule> rules_in_force() {
+    return llama_kv_condition_scope::mode() == LLAMA_KV_CONDITION_OBSERVE ? std::vector<llama_kv_layer_rule>() : llama_kv_layers();
+}
+
+ggml_type llama_turbo_layer_type(const llama_hparams & hparams, uint32_t il, ggml_type type_k, ggml_type type_v, bool is_v) {
+    llama_kv_layers_apply(rules_in_force(), (int32_t) il, (int32_t) hparams.n_layer(), type_k, type_v);
+
+    const ggml_type type = is_v ? type_v : type_k;
+    const int64_t   d    = is_v ? hparams.n_embd_head_v(il) : hparams.n_embd_head_k(il);
+    const ggml_type res  = ggml_turbo_resolve(type, d);
     if (res == GGML_TYPE_COUNT) {
-        throw std::runtime_error(format("%s cache type %s: layer %u has heads of %d values, for which there is no block", what, ggml_type_name(type), il, (int) n_embd_head));
+        throw std::runtime_error(format("%s cache type %s: layer %u has heads of %d values, for which there is no block", is_v ? "V" : "K", ggml_type_name(type), il, (int) d));
     }
     return res;
 }
@@ -65,36 +75,49 @@ static std::string working_types(int64_t n_embd_head) {
 }
 
 std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch, ggml_type type_k, ggml_type type_v, bool flash_attn_off) {
-    if (!ggml_is_turbo(type_k) && !ggml_is_turbo(type_v)) {
+    std::vector<llama_kv_layer_rule> rules;
+    try {
+        rules = rules_in_force();
+    } catch (const std::exception & err) {
+        return format("LLAMA_KV_LAYERS: %s", err.what());
+    }
+    if (!ggml_is_turbo(type_k) && !ggml_is_turbo(type_v) && rules.empty()) {
         return "";
     }
-
-    const char * names = ggml_type_name(ggml_is_turbo(type_k) ? type_k : type_v);
-
-    if (llama_turbo_reads_cache_elsewhere(arch)) {
-        return format("cache type %s: architecture %s reads its K cache outside of attention, which turbo types do not support; use -ctk q8_0 -ctv q8_0 or f16", names, llm_arch_name(arch));
-    }
-
-    if (ggml_is_turbo(type_v) && flash_attn_off && !hparams.is_mla()) {
-        return format("V cache type %s needs flash attention, which is off%s; use -fa on, or -ctv f16", ggml_type_name(type_v),
-                arch == LLM_ARCH_GROK ? " for this architecture" : "");
+    if (const auto reason = llama_kv_layers_out_of_range(rules, (int32_t) hparams.n_layer()); !reason.empty()) {
+        return format("--kv-layers %s: %s", llama_kv_layers_text().c_str(), reason.c_str());
     }
 
     for (uint32_t il = 0; il < hparams.n_layer_all; ++il) {
         if (!hparams.has_kv(il) || hparams.n_head_kv(il) == 0) {
             continue;
         }
+        ggml_type layer_k = type_k, layer_v = type_v;
+        llama_kv_layers_apply(rules, (int32_t) il, (int32_t) hparams.n_layer(), layer_k, layer_v);
+        const bool by_rule = layer_k != type_k || layer_v != type_v;
+
+        if ((ggml_is_turbo(layer_k) || ggml_is_turbo(layer_v)) && llama_turbo_reads_cache_elsewhere(arch)) {
+            return format("cache type %s: architecture %s reads its K cache outside of attention, which turbo types do not support; use -ctk q8_0 -ctv q8_0 or f16",
+                    ggml_type_name(ggml_is_turbo(layer_k) ? layer_k : layer_v), llm_arch_name(arch));
+        }
+        // upstream refuses a quantised type_v by itself, but does not know the rules
+        if ((ggml_is_turbo(layer_v) || (by_rule && ggml_is_quantized(layer_v))) && flash_attn_off && !hparams.is_mla()) {
+            return format("V cache type %s needs flash attention, which is off%s; use -fa on, or -ctv f16", ggml_type_name(layer_v),
+                    arch == LLM_ARCH_GROK ? " for this architecture" : "");
+        }
+
         const struct { const char * what; const char * flag; ggml_type type; int64_t d; } sides[2] = {
-            { "K", "-ctk", type_k, hparams.n_embd_head_k(il) },
-            { "V", "-ctv", type_v, hparams.n_embd_head_v(il) },
+            { "K", by_rule ? "--kv-layers" : "-ctk", layer_k, hparams.n_embd_head_k(il) },
+            { "V", by_rule ? "--kv-layers" : "-ctv", layer_v, hparams.n_embd_head_v(il) },
         };
         for (const auto & s : sides) {
             if (s.what[0] == 'V' && hparams.is_mla()) {
                 continue; // a view of K
             }
-            if (ggml_turbo_resolve(s.type, s.d) == GGML_TYPE_COUNT) {
-                return format("%s cache type %s: layer %u has heads of %d values, for which there is no turbo block; types that work here: %s (%s)",
-                        s.what, ggml_type_name(s.type), il, (int) s.d, working_types(s.d).c_str(), s.flag);
+            const ggml_type resolved = ggml_turbo_resolve(s.type, s.d);
+            if (resolved == GGML_TYPE_COUNT || (by_rule && s.d % ggml_blck_size(resolved) != 0)) {
+                return format("%s cache type %s: layer %u has heads of %d values, for which there is no %sblock; types that work here: %s (%s)",
+                        s.what, ggml_type_name(s.type), il, (int) s.d, ggml_is_turbo(s.type) ? "turbo " : "", working_types(s.d).c_str(), s.flag);
             }
         }
     }
@@ -141,15 +164,20 @@ void llama_turbo_maps::add(const llama_hparams & hparams, uint32_t il, ggml_back
     const bool observe = k && mode == LLAMA_KV_CONDITION_OBSERVE;
     const bool cond_k  = k && mode == LLAMA_KV_CONDITION_APPLY && !disable && ggml_turbo_hadamard_order(d_k) != 0 &&
         llama_kv_condition_scope::condition()->maps(il, scale, mean);
-    const bool rot_k   = k && !disable && (ggml_is_turbo(k->type) || cond_k);
-    const bool rot_v   = v && !disable && ggml_is_turbo(v->type);
+    // upstream's rotation serves the whole cache or none of it: in a cache of several types, the layers of mainline types are rotated here too
+    const bool mixed   = mode != LLAMA_KV_CONDITION_OBSERVE && !llama_kv_layers_text().empty();
+    const auto rotated = [&](const ggml_tensor * t, int64_t d) {
+        return t && !disable && (ggml_is_turbo(t->type) || (mixed && ggml_is_quantized(t->type) && ggml_turbo_hadamard_order(d) != 0));
+    };
+    const bool rot_k   = cond_k || rotated(k, d_k);
+    const bool rot_v   = rotated(v, d_v);
 
     infos.push_back({
         d_k, d_v,
         k ? k->type : GGML_TYPE_COUNT, v ? v->type : GGML_TYPE_COUNT,
         k ? ggml_nbytes(k) : 0, v ? ggml_nbytes(v) : 0,
         k ? ggml_nelements(k) : 0, v ? ggml_nelements(v) : 0,
-        rot_k || rot_v, cond_k,
+        rot_k || rot_v, cond_k, il,
     });
 
     if (!rot_k && !rot_v && !observe) {
@@ -207,6 +235,10 @@ void llama_turbo_maps::add(const llama_hparams & hparams, uint32_t il, ggml_back
 
 bool llama_turbo_maps::has_k() const {
     return std::any_of(maps.begin(), maps.end(), [](const llama_turbo_map & map) { return map.k != nullptr; });
+}
+
+bool llama_turbo_maps::has_v() const {
+    return std::any_of(maps.begin(), maps.end(), [](const llama_turbo_map & map) { return map.v != nullptr; });
 }
 
 // Decoded values are shorter than their source (ggml_turbo_nmse). Quantisation noise averages out over the tokens that a query attends to,
@@ -267,19 +299,23 @@ void llama_turbo_maps::alloc(bool no_alloc) {
 }
 
 void llama_turbo_maps::log(const char * cache_kind) const {
+    const std::string rules = llama_kv_layers_text();
+    if (!rules.empty()) {
+        LLAMA_LOG_INFO("kv cache layers (%s): types by layer as --kv-layers says: %s\n", cache_kind, rules.c_str());
+    }
     std::vector<bool> done(infos.size(), false);
     for (size_t i = 0; i < infos.size(); ++i) {
         if (done[i]) {
             continue;
         }
         const auto & a = infos[i];
-        int n = 0;
+        std::vector<uint32_t> layers;
         layer_info sum = {};
         for (size_t j = i; j < infos.size(); ++j) {
             const auto & b = infos[j];
             if (!done[j] && a.d_k == b.d_k && a.d_v == b.d_v && a.type_k == b.type_k && a.type_v == b.type_v && a.rotated == b.rotated && a.conditioned == b.conditioned) {
                 done[j] = true;
-                n++;
+                layers.push_back(b.il);
                 sum.nbytes_k += b.nbytes_k;
                 sum.nbytes_v += b.nbytes_v;
                 sum.nelem_k  += b.nelem_k;
@@ -289,9 +325,10 @@ void llama_turbo_maps::log(const char * cache_kind) const {
         const auto side = [](ggml_type type, int64_t d, size_t nbytes, int64_t nelem) {
             return nelem == 0 ? std::string("view of K") : format("%s x %d, %.4f bits/value, %.3f MiB", ggml_type_name(type), (int) d, 8.0*nbytes/nelem, nbytes/1024.0/1024.0);
         };
-        LLAMA_LOG_INFO("kv cache layers (%s): %d, K %s, V %s%s%s\n", cache_kind, n,
+        LLAMA_LOG_INFO("kv cache layers (%s): %zu, K %s, V %s%s%s%s%s\n", cache_kind, layers.size(),
                 side(a.type_k, a.d_k, sum.nbytes_k, sum.nelem_k).c_str(), side(a.type_v, a.d_v, sum.nbytes_v, sum.nelem_v).c_str(),
-                a.rotated ? ", rotated (turbo)" : "", a.conditioned ? ", K conditioned" : "");
+                a.rotated ? ", rotated (turbo)" : "", a.conditioned ? ", K conditioned" : "",
+                rules.empty() ? "" : ", layers ", rules.empty() ? "" : llama_kv_layers_describe(layers).c_str());
     }
 }
 

@@ -48,8 +48,9 @@ public:
     // k, v: the cache tensors of layer il in buffers of type buft; v is null where V is a view of K
     void add(const llama_hparams & hparams, uint32_t il, ggml_backend_buffer_type_t buft, ggml_tensor * k, ggml_tensor * v);
 
-    // true when K is rotated or conditioned by these maps: upstream's own rotation of K must stay off
+    // true when K (V) of a layer is rotated or conditioned by these maps: upstream's own rotation must stay off
     bool has_k() const;
+    bool has_v() const;
 
     // allocates and fills the maps
     void alloc(bool no_alloc);
@@ -64,6 +65,7 @@ private:
         size_t  nbytes_k, nbytes_v;
         int64_t nelem_k, nelem_v;
         bool rotated, conditioned;
+        uint32_t il;
     };
 
     std::vector<layer_info>     infos;
@@ -73,8 +75,9 @@ private:
     std::vector<ggml_backend_buffer_ptr> bufs;
 };
 
-// The type that stores the heads of a layer; throws std::runtime_error when there is none.
-ggml_type llama_turbo_layer_type(ggml_type type, int64_t n_embd_head, uint32_t il, const char * what);
+// The type that stores K, or V, of a layer: as the rules of llama-kv-layers.h say, else type_k or type_v, resolved to the block of the head
+// dim; throws std::runtime_error when there is none.
+ggml_type llama_turbo_layer_type(const llama_hparams & hparams, uint32_t il, ggml_type type_k, ggml_type type_v, bool is_v);
 
 // Empty when the model can be cached with these types, else one line: the reason and what works.
 std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch, ggml_type type_k, ggml_type type_v, bool flash_attn_off);

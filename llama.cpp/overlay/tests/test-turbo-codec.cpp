@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -239,7 +240,7 @@ static double naive_error(const std::vector<float> & x, const std::vector<double
             const float sylvester = __builtin_popcount((unsigned) (i % p) & (unsigned) (j % p)) % 2 ? -1.0f : 1.0f;
             s += h[(i/p)*m + j/p]*sylvester*x[j];
         }
-        err = fmax(err, fabs(s/sqrtf((float) d) - expected[i]));
+        err = std::max(err, fabs(s/sqrtf((float) d) - expected[i]));
     }
     return err;
 }
@@ -279,7 +280,7 @@ static void test_rotation(const std::string & dir) {
             codec.rotate(x.data(), signs.data(), nullptr, y.data(), d, false);
             double err = 0;
             for (int j = 0; j < d; ++j) {
-                err = fmax(err, fabs(y[j] - expected[j]));
+                err = std::max(err, fabs(y[j] - expected[j]));
             }
             CHECK(err <= bound, "%s, d = %d: error %g, bound %g", codec.level, d, err, bound);
 
@@ -296,7 +297,7 @@ static void test_rotation(const std::string & dir) {
                 codec.rotate(y.data(), inv.data(),  s, z.data(), d, true);
                 err = 0;
                 for (int j = 0; j < d; ++j) {
-                    err = fmax(err, fabs(z[j] - k[j])*fabs(diag[j]));
+                    err = std::max(err, fabs(z[j] - k[j])*fabs(diag[j]));
                 }
                 CHECK(err < 2e-5, "%s, d = %d: round trip error %g", codec.level, d, err);
             }

@@ -2,11 +2,13 @@
 
 set(TURBO_VECTORS_DIR "${PROJECT_SOURCE_DIR}/../../tests/vectors" CACHE PATH "turbo: folder of the JSON test vectors")
 
-# needs ggml only, so that a sanitizer build of it stays small
-add_executable(test-turbo-codec test-turbo-codec.cpp)
-target_link_libraries(test-turbo-codec PRIVATE ggml)
-target_include_directories(test-turbo-codec PRIVATE ${PROJECT_SOURCE_DIR}/vendor)
-target_compile_features(test-turbo-codec PRIVATE cxx_std_17)
+# these need ggml only, so that a sanitizer build and a cross build of them stay small
+foreach (program test-turbo-codec test-turbo-fattn count-turbo-kernels)
+    add_executable(${program} ${program}.cpp)
+    target_link_libraries(${program} PRIVATE ggml)
+    target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/vendor)
+    target_compile_features(${program} PRIVATE cxx_std_17)
+endforeach()
 
 llama_test(test-turbo-codec LABEL turbo ARGS ${TURBO_VECTORS_DIR})
 
@@ -14,6 +16,8 @@ llama_test(test-turbo-codec LABEL turbo ARGS ${TURBO_VECTORS_DIR})
 set(TURBO_LEVELS scalar)
 if (GGML_SYSTEM_ARCH STREQUAL "x86" OR CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     list(APPEND TURBO_LEVELS avx2) # avx512 is in the run without a name, where the processor has it
+elseif (CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64|ARM64")
+    list(APPEND TURBO_LEVELS neon) # as avx2, dotprod as avx512
 endif()
 foreach (level ${TURBO_LEVELS})
     llama_test(test-turbo-codec NAME test-turbo-codec-${level} LABEL turbo ARGS ${TURBO_VECTORS_DIR} ${level})
@@ -25,7 +29,6 @@ llama_test(test-quantize-fns NAME test-turbo-quantize-fns LABEL turbo)
 llama_test(test-backend-ops  NAME test-turbo-backend-ops  LABEL turbo ARGS test -b CPU -p "turbo")
 
 # attention on compressed keys and values: every level that the processor has, each in a process of its own
-llama_build(test-turbo-fattn.cpp)
 llama_test(test-turbo-fattn LABEL turbo)
 
 # not a test: speed of the kernels against memcpy and the f16 kernel

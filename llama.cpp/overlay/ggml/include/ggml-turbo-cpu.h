@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 struct ggml_turbo_cpu_codec {
-    const char * level; // "scalar", "avx2", "avx512"
+    const char * level; // "scalar", "avx2", "avx512", "neon", "dotprod"
     void  (*encode)(const float * x, void * y, int64_t k);
     void  (*decode)(const void * x, float * y, int64_t k);
     float (*dot)(const void * x, const float * y, int64_t k);

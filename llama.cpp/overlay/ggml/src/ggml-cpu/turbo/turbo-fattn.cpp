@@ -354,7 +354,7 @@ private:
         const kv_side K(k, head_kv, kv_stream, level);
         const kv_side V(v, head_kv, kv_stream, level);
 
-        if (K.ints && V.ints && p.rows <= MAX_FEW && level->fattn_rows.scores) {
+        if (K.levels && V.levels && p.rows <= MAX_FEW && level->fattn_rows.scores) {
             run_few(K, V, first, last, c);
             return;
         }

@@ -88,6 +88,10 @@ const turbo_kernels * turbo_kernels_scalar();
 const turbo_kernels * turbo_kernels_avx2();
 const turbo_kernels * turbo_kernels_avx512();
 #endif
+#if defined(GGML_TURBO_NEON)
+const turbo_kernels * turbo_kernels_neon();
+const turbo_kernels * turbo_kernels_dotprod(); // null where the processor has no dot product
+#endif
 
 // The level in use: the best one that this processor has, or the one that GGML_TURBO_ISA names.
 const turbo_kernels * turbo_kernels_get();

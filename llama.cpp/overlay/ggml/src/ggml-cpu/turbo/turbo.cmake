@@ -22,3 +22,13 @@ if (GGML_SYSTEM_ARCH STREQUAL "x86" AND NOT MSVC)
     set_source_files_properties(${GGML_TURBO_DIR}/turbo-avx512.cpp
         PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v4;-mavx512vbmi;-mavx512vnni")
 endif()
+
+if (GGML_SYSTEM_ARCH STREQUAL "ARM" AND CMAKE_SIZEOF_VOID_P EQUAL 8 AND NOT MSVC)
+    target_sources(${GGML_CPU_NAME} PRIVATE ${GGML_TURBO_DIR}/turbo-neon.cpp ${GGML_TURBO_DIR}/turbo-dotprod.cpp ${GGML_TURBO_DIR}/turbo-neon-rows.inc)
+    target_compile_definitions(${GGML_CPU_NAME} PRIVATE GGML_TURBO_NEON)
+    set_source_files_properties(${GGML_TURBO_DIR}/turbo-neon.cpp ${GGML_TURBO_DIR}/turbo-dotprod.cpp PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS}")
+    # a library for a named processor names it for every unit, and a second -march would contradict it
+    if (NOT GGML_NATIVE AND NOT GGML_CPU_ARM_ARCH AND NOT GGML_CPU_ALL_VARIANTS)
+        set_source_files_properties(${GGML_TURBO_DIR}/turbo-dotprod.cpp PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=armv8.2-a+dotprod")
+    endif()
+endif()

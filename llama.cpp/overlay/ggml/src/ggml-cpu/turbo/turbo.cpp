@@ -27,6 +27,12 @@ static std::vector<const turbo_kernels *> available_levels() {
         res.push_back(turbo_kernels_avx2());
     }
 #endif
+#if defined(GGML_TURBO_NEON)
+    if (const turbo_kernels * dotprod = turbo_kernels_dotprod()) {
+        res.push_back(dotprod);
+    }
+    res.push_back(turbo_kernels_neon());
+#endif
     res.push_back(turbo_kernels_scalar());
     return res;
 }
