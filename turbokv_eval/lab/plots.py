@@ -40,7 +40,7 @@ def save_pareto(document: dict[str, Any], path: Path) -> None:
         raise BadInput("there is nothing to plot: no method could be measured")
     # Text stays text, and ids do not change from run to run.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "turbokv"}):
-        figure = Figure(figsize=(8 * len(sides), 6), layout="constrained")
+        figure = Figure(figsize=(8 * len(sides), 9), layout="constrained")
         panels = figure.subplots(1, len(sides), squeeze=False)[0]
         for panel, side in zip(panels, sides, strict=True):
             _draw(panel, side, [row for row in document["rows"] if row["side"] == side])
