@@ -9,7 +9,7 @@ EVAL   := $(VENV)/bin/turbokv-eval
 # Options for compare, bench and build: make compare ARGS="-m MODEL.gguf -f TEXT"
 ARGS   ?=
 
-.PHONY: help venv build compare test check neon sanitize bench fork-apply fork-export fork-check codebook clean
+.PHONY: help venv build compare test matrix check neon sanitize bench fork-apply fork-export fork-check codebook clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ compare: $(STAMP) ## Build, then compare every cache type on a real model (ARGS=
 
 test: $(STAMP) ## Everything CI runs: check, fork, codebooks, build, ctest, live tests
 	@sh ci/test.sh $(VENV)
+
+matrix: $(STAMP) ## Every head dim and kind of attention x cache type, on tiny models, and planted faults
+	@$(EVAL) build --tests
+	@sh ci/matrix.sh $(VENV) $(ARGS)
 
 check: $(STAMP) ## Style, types and unit tests; no compiler, under two minutes
 	@sh ci/check.sh $(VENV)

@@ -23,8 +23,8 @@ count() {
     level=$1
     shift
     n=$(GGML_TURBO_ISA=$level "$qemu" -cpu cortex-a76 "$program" "$@" 1 | cut -d ' ' -f 1)
-    awk -v level="$level" -v what="$*" -v a="$(executed "$@" 1)" -v b="$(executed "$@" 3)" -v n="$n" \
-        'BEGIN { printf "%-8s %-28s %7.2f\n", level, what, (b - a)/2/n }'
+    awk -v level="$level" -v what="$*" -v a="$(executed "$@" 1)" -v b="$(executed "$@" 2)" -v n="$n" \
+        'BEGIN { printf "%-8s %-28s %7.2f\n", level, what, (b - a)/n }'
 }
 
 echo "level    kernel                       instructions a value"
@@ -33,11 +33,13 @@ for kernel in encode decode dot rotate; do
         count "$level" "$kernel" turbo3_64
     done
 done
-for tokens in 1 16; do
-    for group in 1 4; do
-        for level in dotprod neon scalar; do
-            count "$level" attention turbo3_64 "$tokens" "$group"
-        done
-        count neon attention f16 "$tokens" "$group"
+count scalar attention turbo3_64 1 1
+for group in 1 4; do
+    for level in dotprod neon; do
+        count "$level" attention turbo3_64 1 "$group"
     done
+    count neon attention f16 1 "$group"
 done
+# a prompt takes the tile kernels, which are the same at dotprod and neon
+count neon attention turbo3_64 16 1
+count neon attention f16 16 1

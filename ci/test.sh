@@ -32,6 +32,7 @@ step fork-check "$bin/python" -m turbokv_eval.fork check
 step codebook sh ci/codebook.sh "$venv" --check
 step build "$bin/turbokv-eval" build --tests
 step ctest "$bin/ctest" --test-dir build/cpu -L turbo --no-tests=error --output-on-failure
+step matrix sh ci/matrix.sh "$venv"
 step neon neon
 echo "== live" >&2
 exec "$bin/pytest" -q -m live tests

@@ -31,6 +31,7 @@ TEST_PROGRAMS = (
     "test-turbo-codec",
     "test-turbo-fattn",
     "test-turbo-archs",
+    "turbo-matrix",
     "test-llama-archs",
     "test-quantize-fns",
     "test-backend-ops",

@@ -8,6 +8,8 @@ import click
 from rich.console import Console
 
 from turbokv_eval import assets, build, compare, condition, provenance, report, store
+from turbokv_eval.commands import doctor, gate, memory
+from turbokv_eval.commands import report as report_page
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
@@ -223,3 +225,9 @@ def _settings(options: dict[str, Any], show: Meter) -> compare.Settings:
         quality=quality,
         speed=not options["no_speed"],
     )
+
+
+main.add_command(memory.memory_command)
+main.add_command(doctor.doctor_command)
+main.add_command(gate.gate_command)
+main.add_command(report_page.report_command)

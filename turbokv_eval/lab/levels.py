@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+from scipy import optimize, special
 
 from codebook_gen import solve
 from codebook_gen.lloyd_max import MAX_BITS
@@ -37,7 +38,8 @@ class Levels:
 def lloyd_max(bits: int, d: int) -> Levels:
     """MSE-optimal levels for sqrt(d) times one coordinate of a uniform unit vector of R^d.
 
-    Eq. (4) of TurboQuant (arXiv:2504.19874) for the density of its Lemma 1. bits: 0 to 8 (0: the single level 0).
+    The continuous k-means problem of TurboQuant (arXiv:2504.19874, section 3.1) for the density of its Lemma 1.
+    bits: 0 to 8 (0: the single level 0).
     d: at least 4. Raises ValueError outside these.
     """
     if bits == 0:
@@ -63,11 +65,9 @@ def lloyd_max_nmse(bits: int, d: int) -> float:
 def uniform(bits: int, d: int) -> Levels:
     """Equally spaced symmetric levels with the step that minimises the MSE for the same density as `lloyd_max`.
 
-    bits: 1..8. d: at least 4. Raises ValueError outside these. The step is found by golden section on the exact MSE
+    bits: 1..8. d: at least 4. Raises ValueError outside these. The step is found by a bounded search on the exact MSE
     over a grid of quantiles of the density.
     """
-    from scipy import optimize, special
-
     if not 1 <= bits <= MAX_BITS:
         raise ValueError(f"bits must be 1..{MAX_BITS}, got {bits}")
     if d < 4:

@@ -19,7 +19,7 @@ from turbokv_eval.lab.transform import Transform
 def angle_levels(level: int, bits: int) -> levels.Levels:
     """MSE-optimal levels in [0, pi/2] of the angle at a level of the recursion. level >= 2. bits: 1..8.
 
-    The density is proportional to sin(2 psi)^(2^(level-1) - 1) (Lemma 2), so sin^2(psi) is Beta(m/2, m/2) with
+    The density is proportional to sin(2 psi)^(2^(level-1) - 1), so sin^2(psi) is Beta(m/2, m/2) with
     m = 2^(level-1).
     Raises ValueError outside these.
     """
@@ -54,7 +54,7 @@ class PolarQuant(Uncalibrated):
         return f"polarquant{'' if self.depth == 4 else f'-l{self.depth}'}-{self.first_bits}.{self.rest_bits}"
 
     def encode_decode(self, x: F32) -> F32:
-        """Algorithm 1, there and back. Interface: `Fitted.encode_decode`."""
+        """The recursion, there and back. Interface: `Fitted.encode_decode`."""
         require_multiple(require_rows(x, "x"), 2**self.depth, self.name)
         rotation = self.rotation.fit(x)
         radius, angles = rotation.forward(x), []

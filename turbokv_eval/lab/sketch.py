@@ -96,7 +96,7 @@ class Qjl(Uncalibrated):
         return unsketch(signs(x, s), s) * self._norms(x)
 
     def scores(self, queries: F32, x: F32) -> F32:
-        """sqrt(pi/2)/m |x| <S q, sign(S x)>, equation (2) of QJL. Interface: `Fitted.scores`."""
+        """sqrt(pi/2)/m |x| <S q, sign(S x)>, QJL's estimator. Interface: `Fitted.scores`."""
         s = self.matrix(require_rows(x, "x"))
         require_rows(queries, "queries", x.shape[1])
         return inner(queries, signs(x, s), s) * self._norms(x).T

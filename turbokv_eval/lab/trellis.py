@@ -1,7 +1,7 @@
 """Trellis-coded quantisation on the bit-shift trellis of QTIP (Tseng et al. 2024, arXiv:2406.11235), by Viterbi.
 
 A row is one walk: its L-bit state takes `bits` new bits a value, s' = ((s << bits) | new) mod 2^L, and the value is
-code[s]. Where the walk ends in the bits it began with (tail-biting, section 3.1), a row costs exactly bits*d bits.
+code[s]. Where the walk ends in the bits it began with (tail-biting), a row costs exactly bits*d bits.
 
 The codebook is computed, not stored: code[s] is the quantile of N(0, 1) number (a s + (a - 1)/2) mod 2^L, a linear
 congruential shuffle, so the states that one step can reach are spread over the line. It is antisymmetric
@@ -95,7 +95,7 @@ def viterbi(u: F32, code: F32, bits: int, overlap: States | None = None) -> Stat
 def tail_biting(u: F32, code: F32, bits: int) -> States:
     """Walks that end in the bits they began with. Arguments and result as `viterbi`.
 
-    Algorithm 4 of QTIP: a free walk over the row turned by half shows which overlap its middle, now the row's ends,
+    QTIP's approximation: a free walk over the row turned by half shows which overlap its middle, now the row's ends,
     would choose; a second walk is held to it. Nearly optimal at twice the cost.
     """
     half = require_rows(u, "u") // 2

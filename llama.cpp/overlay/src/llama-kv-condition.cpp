@@ -31,11 +31,10 @@
 namespace fs = std::filesystem;
 
 // Version of the statistics and of the sample: part of the key of a stored file.
-static constexpr uint32_t STATS_VERSION = 1;
+static constexpr uint32_t STATS_VERSION = 2;
 
-// s = (E[q^2]/Var[k])^EXPONENT. The noise model of llama-kv-condition.h gives 1/4, and is too bold for measured statistics and for keys whose
-// norms vary: 0.20 is the compromise between models that want 0.15 and 0.25 (docs/ablation.md).
-static constexpr double EXPONENT = 0.20;
+// s = (q_sqr/k_var)^EXPONENT: the fixed point of llama-kv-stats.h.
+static constexpr double EXPONENT = 0.25;
 
 // Bound of s against its geometric mean: a channel that a sample saw nearly constant, or never asked, must not take the whole range.
 static constexpr float SCALE_MAX = 32.0f;
@@ -93,10 +92,6 @@ llama_kv_condition_mode llama_kv_condition_scope::mode() {
 
 const llama_kv_condition * llama_kv_condition_scope::condition() {
     return scope_condition.get();
-}
-
-std::string llama_kv_sample::describe(const char * what) const {
-    return format("%u runs of %u %s over %u positions", n_segments, n_tokens, what, span);
 }
 
 //
@@ -221,186 +216,6 @@ static std::string sample_key(const llama_context_params & params, const llama_k
     hash.add_value(sample.span);
     hash.add_value(sample.seed);
     return hash.hex();
-}
-
-//
-// statistics
-//
-
-namespace {
-
-struct moments {
-    int64_t d = 0, n_head = 0, n = 0;
-    std::vector<double> sum, sqr;
-};
-
-struct collector {
-    std::map<uint32_t, moments> k, q;
-    std::vector<float> buf;
-
-    static bool callback(ggml_tensor * t, bool ask, void * user_data) {
-        // ggml names a view or reshape of a node after it, with a suffix in parentheses: these hold the same numbers once more
-        if (strncmp(t->name, LLAMA_KV_OBSERVE, strlen(LLAMA_KV_OBSERVE)) != 0 || strchr(t->name, '(')) {
-            return !ask;
-        }
-        if (!ask) {
-            ((collector *) user_data)->add(t);
-        }
-        return true;
-    }
-
-    // t: F32 [d, n_head, n_tokens], contiguous
-    void add(const ggml_tensor * t) {
-        const bool is_k = strncmp(t->name, LLAMA_KV_OBSERVE_K, strlen(LLAMA_KV_OBSERVE_K)) == 0;
-        const uint32_t il = (uint32_t) atoi(t->name + strlen(LLAMA_KV_OBSERVE_K));
-
-        buf.resize(ggml_nelements(t));
-        ggml_backend_tensor_get(t, buf.data(), 0, ggml_nbytes(t));
-
-        auto & m = (is_k ? k : q)[il];
-        const int64_t w = t->ne[0]*t->ne[1];
-        if (m.sum.empty()) {
-            m.d      = t->ne[0];
-            m.n_head = t->ne[1];
-            m.sum.assign(w, 0.0);
-            m.sqr.assign(w, 0.0);
-        }
-        if (m.d != t->ne[0] || m.n_head != t->ne[1]) {
-            return; // layers that share a cache with other head counts: the owner's count
-        }
-        for (int64_t i = 0; i < (int64_t) buf.size(); ++i) {
-            const double v = buf[i];
-            m.sum[i % w] += v;
-            m.sqr[i % w] += v*v;
-        }
-        m.n += (int64_t) buf.size()/w;
-    }
-};
-
-uint64_t splitmix64(uint64_t & z) {
-    uint64_t w = z += 0x9E3779B97F4A7C15ull;
-    w = (w ^ (w >> 30)) * 0xBF58476D1CE4E5B9ull;
-    w = (w ^ (w >> 27)) * 0x94D049BB133111EBull;
-    return w ^ (w >> 31);
-}
-
-} // namespace
-
-// the default sample, within the positions that the model knows
-static llama_kv_sample sample_for(const llama_model & model) {
-    llama_kv_sample res;
-    res.span     = std::min(res.span, model.hparams.n_ctx_train);
-    res.n_tokens = std::min(res.n_tokens, model.hparams.n_ctx_train);
-    return res;
-}
-
-// Ordinary tokens of the vocabulary, after the one that the model expects at the start of a text.
-static std::vector<llama_token> random_tokens(const llama_model & model, const llama_kv_sample & sample) {
-    const llama_vocab * vocab = llama_model_get_vocab(&model);
-    std::vector<llama_token> usable;
-    for (llama_token id = 0; id < llama_vocab_n_tokens(vocab); ++id) {
-        const auto attr = llama_vocab_get_attr(vocab, id);
-        if (!(attr & (LLAMA_TOKEN_ATTR_UNKNOWN | LLAMA_TOKEN_ATTR_UNUSED | LLAMA_TOKEN_ATTR_CONTROL)) && !llama_vocab_is_eog(vocab, id)) {
-            usable.push_back(id);
-        }
-    }
-    if (usable.empty()) {
-        throw std::runtime_error("the vocabulary has no ordinary tokens");
-    }
-    uint64_t seed = sample.seed;
-    std::vector<llama_token> res((size_t) sample.n_segments*sample.n_tokens);
-    for (size_t i = 0; i < res.size(); ++i) {
-        const bool bos = i % sample.n_tokens == 0 && llama_vocab_get_add_bos(vocab);
-        res[i] = bos ? llama_vocab_bos(vocab) : usable[splitmix64(seed) % usable.size()];
-    }
-    return res;
-}
-
-// Runs segments of tokens through the model with an exact cache and collects the statistics of every layer that caches K.
-static llama_kv_condition compute(const llama_model & model, llama_context_params params, std::vector<llama_token> tokens, const llama_kv_sample & sample) {
-    collector col;
-
-    const uint32_t n_ctx = GGML_PAD(sample.n_tokens, 256);
-
-    params.n_ctx             = n_ctx;
-    params.n_batch           = n_ctx;
-    params.n_ubatch          = std::min<uint32_t>(n_ctx, 512);
-    params.n_seq_max         = 1;
-    params.type_k            = GGML_TYPE_F32;
-    params.type_v            = GGML_TYPE_F32;
-    params.flash_attn_type   = LLAMA_FLASH_ATTN_TYPE_DISABLED;
-    params.cb_eval           = collector::callback;
-    params.cb_eval_user_data = &col;
-    params.embeddings        = false;
-    params.no_perf           = true;
-    params.swa_full          = true;
-    params.samplers          = nullptr;
-    params.n_samplers        = 0;
-    params.ctx_other         = nullptr;
-
-    llama_context * ctx = nullptr;
-    {
-        llama_kv_condition_scope scope(LLAMA_KV_CONDITION_OBSERVE, nullptr);
-        ctx = llama_init_from_model(const_cast<llama_model *>(&model), params);
-    }
-    if (!ctx) {
-        throw std::runtime_error("no context could be made to measure the keys");
-    }
-
-    llama_batch batch = llama_batch_init((int32_t) n_ctx, 0, 1);
-    int32_t rc = 0;
-    const uint32_t n_segments = (uint32_t) tokens.size()/sample.n_tokens;
-    for (uint32_t s = 0; s < n_segments && rc == 0; ++s) {
-        const uint32_t range = sample.span > sample.n_tokens ? sample.span - sample.n_tokens : 0;
-        const uint32_t start = n_segments > 1 ? (uint32_t) ((uint64_t) range*s/(n_segments - 1)) : 0;
-
-        llama_memory_clear(llama_get_memory(ctx), true);
-        batch.n_tokens = (int32_t) sample.n_tokens;
-        for (uint32_t i = 0; i < sample.n_tokens; ++i) {
-            batch.token   [i]    = tokens[(size_t) s*sample.n_tokens + i];
-            batch.pos     [i]    = (llama_pos) (start + i);
-            batch.n_seq_id[i]    = 1;
-            batch.seq_id  [i][0] = 0;
-            batch.logits  [i]    = i + 1 == sample.n_tokens;
-        }
-        rc = llama_decode(ctx, batch);
-    }
-    llama_batch_free(batch);
-    llama_free(ctx);
-
-    if (rc != 0) {
-        throw std::runtime_error(format("the model could not be run to measure the keys (llama_decode: %d)", rc));
-    }
-
-    llama_kv_condition res;
-    for (const auto & [il, mk] : col.k) {
-        const auto it = col.q.find(il);
-        if (it == col.q.end() || it->second.d != mk.d || it->second.n_head % mk.n_head != 0) {
-            continue;
-        }
-        const auto & mq = it->second;
-        const int64_t group = mq.n_head/mk.n_head;
-
-        llama_kv_stats st;
-        st.d         = (uint32_t) mk.d;
-        st.n_head_kv = (uint32_t) mk.n_head;
-        bool finite = true;
-        for (int64_t i = 0; i < mk.d*mk.n_head; ++i) {
-            const double mean = mk.sum[i]/mk.n;
-            double sqr = 0.0;
-            for (int64_t g = 0; g < group; ++g) {
-                sqr += mq.sqr[((i/mk.d)*group + g)*mk.d + i % mk.d];
-            }
-            st.k_mean.push_back((float) mean);
-            st.k_var .push_back((float) std::max(0.0, mk.sqr[i]/mk.n - mean*mean));
-            st.q_sqr .push_back((float) (sqr/(mq.n*group)));
-            finite = finite && std::isfinite(st.k_mean.back()) && std::isfinite(st.k_var.back()) && std::isfinite(st.q_sqr.back());
-        }
-        if (finite) {
-            res.layers[il] = std::move(st);
-        }
-    }
-    return res;
 }
 
 //
@@ -543,15 +358,21 @@ static fs::path cache_folder() {
 // policy
 //
 
-static void set_centring(llama_kv_condition & cond, const llama_model & model) {
-    const bool sinks = std::any_of(model.layers.begin(), model.layers.end(), [](const llama_layer & l) { return l.attn_sinks != nullptr; });
-    if (sinks) {
-        cond.centre         = false;
-        cond.why_not_centre = "the model has attention sink logits";
-    } else if (model.hparams.attn_soft_cap || model.arch == LLM_ARCH_GROK) {
-        cond.centre         = false;
-        cond.why_not_centre = "the model caps its attention scores";
+// Empty where the keys can be centred, else why not.
+static std::string why_not_centre(const llama_model & model) {
+    if (std::any_of(model.layers.begin(), model.layers.end(), [](const llama_layer & l) { return l.attn_sinks != nullptr; })) {
+        return "the model has attention sink logits";
     }
+    if (model.hparams.attn_soft_cap || model.arch == LLM_ARCH_GROK) {
+        return "the model caps its attention scores";
+    }
+    return "";
+}
+
+static llama_kv_condition measure(const llama_model & model, const llama_context_params & params, const std::vector<llama_token> & tokens, const llama_kv_sample & sample) {
+    llama_kv_condition res;
+    res.layers = llama_kv_measure(model, params, tokens, sample, why_not_centre(model).empty());
+    return res;
 }
 
 static std::string why_none(const llama_model & model) {
@@ -590,7 +411,7 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
         return nullptr;
     }
 
-    const llama_kv_sample sample = sample_for(model);
+    const llama_kv_sample sample = llama_kv_sample_for(model);
     const std::string key_model = model_key(model);
 
     auto cond = std::make_shared<llama_kv_condition>();
@@ -623,7 +444,7 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
             // a warning, because the tools hide the library's other lines and this one explains a wait
             LLAMA_LOG_WARN("key conditioning: measuring the keys with %u random tokens, once for this model ...\n", sample.n_segments*sample.n_tokens);
             const auto t0 = std::chrono::steady_clock::now();
-            *cond = compute(model, params, random_tokens(model, sample), sample);
+            *cond = measure(model, params, llama_kv_random_tokens(model, sample), sample);
             origin = format("computed in %.1f s", std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count());
             if (cond->layers.empty()) {
                 LLAMA_LOG_INFO("key conditioning: off, the model caches no keys\n");
@@ -642,7 +463,8 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
         }
     }
 
-    set_centring(*cond, model);
+    cond->why_not_centre = why_not_centre(model);
+    cond->centre         = cond->why_not_centre.empty();
     LLAMA_LOG_INFO("key conditioning: %s, %zu layers, keys are %s%s%s%s\n", origin.c_str(), cond->layers.size(),
             cond->centre ? "centred and equalised" : "equalised, not centred", cond->centre ? "" : " (", cond->why_not_centre.c_str(), cond->centre ? "" : ")");
     return cond;
@@ -663,7 +485,7 @@ bool llama_kv_condition_write(
         if (!none.empty()) {
             throw std::runtime_error("the keys of this model cannot be conditioned: " + none);
         }
-        llama_kv_sample sample = sample_for(*model);
+        llama_kv_sample sample = llama_kv_sample_for(*model);
         std::vector<llama_token> ids;
         std::string source;
         if (tokens || n_tokens > 0) {
@@ -677,10 +499,10 @@ bool llama_kv_condition_write(
         if (tokens) {
             ids.assign(tokens, tokens + (size_t) sample.n_segments*sample.n_tokens);
         } else {
-            ids = random_tokens(*model, sample);
+            ids = llama_kv_random_tokens(*model, sample);
         }
         source = sample.describe(tokens ? "tokens of a text" : "random tokens");
-        const auto cond = compute(*model, *params, std::move(ids), sample);
+        const auto cond = measure(*model, *params, ids, sample);
         if (cond.layers.empty()) {
             throw std::runtime_error("the model caches no keys");
         }

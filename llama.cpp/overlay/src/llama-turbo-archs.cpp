@@ -16,3 +16,13 @@ bool llama_turbo_reads_cache_elsewhere(llm_arch arch) {
             return false;
     }
 }
+
+bool llama_turbo_lacks_flash_attn(llm_arch arch) {
+    switch (arch) {
+        case LLM_ARCH_GROK: // turned off when the context is made
+        case LLM_ARCH_T5:   // the learned bias of its scores is added on the path without, flash attention or not
+            return true;
+        default:
+            return false;
+    }
+}

@@ -100,10 +100,16 @@ std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch
             return format("cache type %s: architecture %s reads its K cache outside of attention, which turbo types do not support; use -ctk q8_0 -ctv q8_0 or f16",
                     ggml_type_name(ggml_is_turbo(layer_k) ? layer_k : layer_v), llm_arch_name(arch));
         }
+        if (hparams.is_mla() && layer_k != layer_v) {
+            const char * name = ggml_type_name(ggml_is_turbo(layer_k) ? layer_k : layer_v);
+            return format("cache types %s and %s: this model stores V inside of K (MLA), so both must be the same type: use -ctk %s -ctv %s",
+                    ggml_type_name(layer_k), ggml_type_name(layer_v), name, name);
+        }
         // upstream refuses a quantised type_v by itself, but does not know the rules
-        if ((ggml_is_turbo(layer_v) || (by_rule && ggml_is_quantized(layer_v))) && flash_attn_off && !hparams.is_mla()) {
-            return format("V cache type %s needs flash attention, which is off%s; use -fa on, or -ctv f16", ggml_type_name(layer_v),
-                    arch == LLM_ARCH_GROK ? " for this architecture" : "");
+        const bool lacks_fa = llama_turbo_lacks_flash_attn(arch);
+        if ((ggml_is_turbo(layer_v) || (by_rule && ggml_is_quantized(layer_v))) && (flash_attn_off || lacks_fa)) {
+            return format("V cache type %s needs flash attention, which is off%s; use %s%s", ggml_type_name(layer_v),
+                    lacks_fa ? " for this architecture" : "", lacks_fa ? "" : "-fa on, or ", hparams.is_mla() ? "-ctk f16 -ctv f16" : "-ctv f16");
         }
 
         const struct { const char * what; const char * flag; ggml_type type; int64_t d; } sides[2] = {
@@ -127,7 +133,7 @@ std::string llama_turbo_unsupported(const llama_hparams & hparams, llm_arch arch
 
 bool llama_turbo_check_model(const llama_model * model, const llama_context_params * params, char * reason, size_t reason_size) {
     const auto res = llama_turbo_unsupported(model->hparams, model->arch, params->type_k, params->type_v,
-            params->flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED || model->arch == LLM_ARCH_GROK);
+            params->flash_attn_type == LLAMA_FLASH_ATTN_TYPE_DISABLED);
     snprintf(reason, reason_size, "%s", res.c_str());
     return res.empty();
 }
@@ -347,31 +353,24 @@ static ggml_tensor * store_k(ggml_context * ctx, ggml_tensor * cur, const llama_
     return rotate(ctx, cur, map.k_diag ? map.k_diag : map.signs, map.k_shift, map.k_split, false);
 }
 
-// a copy with a name that the collector of llama-kv-condition.cpp knows
-static ggml_tensor * observe(ggml_context * ctx, ggml_tensor * cur, const char * prefix, uint32_t il) {
-    cur = ggml_cont(ctx, cur->type == GGML_TYPE_F32 ? cur : ggml_cast(ctx, cur, GGML_TYPE_F32));
-    ggml_format_name(cur, "%s%u", prefix, il);
-    return cur;
-}
-
 ggml_tensor * llama_turbo_store(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache) {
     const auto * map = llama_turbo_map_of(cache);
     if (!map) {
         return cur;
     }
     if (map->observe) {
-        return observe(ctx, cur, LLAMA_KV_OBSERVE_K, map->il);
+        return llama_kv_observe_k(ctx, cur, map->il);
     }
     return map->k == cache ? store_k(ctx, cur, *map) : rotate(ctx, cur, map->signs, nullptr, 0, false);
 }
 
-ggml_tensor * llama_turbo_query(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_k) {
+ggml_tensor * llama_turbo_query(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_k, float kq_scale) {
     const auto * map = llama_turbo_map_of(cache_k);
     if (!map) {
         return cur;
     }
     if (map->observe) {
-        return observe(ctx, cur, LLAMA_KV_OBSERVE_Q, map->il);
+        return llama_kv_observe_q(ctx, cur, map->il, kq_scale);
     }
     return rotate(ctx, cur, map->k_undo ? map->k_undo : map->signs, nullptr, map->k_split, false);
 }

@@ -88,7 +88,7 @@ const llama_turbo_map * llama_turbo_map_of(const ggml_tensor * t);
 // Graph hooks. Each returns its input unchanged when the cache layer has no map.
 //   cur [d, n_head, n_tokens, ...] F32; cache: the layer's cache tensor or any view of it
 ggml_tensor * llama_turbo_store (ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache);
-ggml_tensor * llama_turbo_query (ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_k);
+ggml_tensor * llama_turbo_query (ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_k, float kq_scale);
 ggml_tensor * llama_turbo_output(ggml_context * ctx, ggml_tensor * cur, const ggml_tensor * cache_v);
 
 // What a saved state says about a cache layer's K: its type and the identity of its conditioning.

@@ -6,6 +6,8 @@
 //   k-only   turbo4 K, f16 V, flash attention off
 //   shift    f32 cache, conditioned against plain, after a context shift
 //   state    a saved state restores the same logits, and is refused under another conditioning
+//   layers   q8_0 in the first layer, an f16 K with a turbo4 V in the last (--kv-layers): finite, different from turbo4 alone, and near f32
+//   seqs     three sequences of unequal lengths at once, in a unified and in a split cache: each as if it ran alone
 //
 // usage: test-turbo-archs MODELS_DIR [NAME_PART]
 
@@ -32,11 +34,17 @@ static void log_errors(ggml_log_level level, const char * text, void *) {
     }
 }
 
+// Of logits of a batch of several sequences: products round otherwise than in a batch of one, and a value between two codes may then take the other.
+static constexpr double SEQS_TOLERANCE = 1e-3;
+
 struct config {
     ggml_type type_k = GGML_TYPE_F32;
     ggml_type type_v = GGML_TYPE_F32;
     bool flash_attn = false;
     const char * condition = "off";
+    const char * layers    = "";
+    uint32_t n_seq         = 1;
+    bool     unified       = false;
 };
 
 static llama_context_ptr make_context(llama_model * model, const config & c) {
@@ -49,9 +57,19 @@ static llama_context_ptr make_context(llama_model * model, const config & c) {
     params.type_k          = c.type_k;
     params.type_v          = c.type_v;
     params.flash_attn_type = c.flash_attn ? LLAMA_FLASH_ATTN_TYPE_ENABLED : LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    params.n_seq_max       = c.n_seq;
+    params.kv_unified      = c.unified;
+    params.n_ctx          *= c.n_seq;
+    params.n_ubatch       -= params.n_ubatch % c.n_seq; // recurrent layers want the same number of tokens of each sequence
+    char reason[256];
     llama_kv_condition_set(c.condition);
+    if (!llama_kv_layers_set(c.layers, reason, sizeof(reason))) {
+        last_error = reason;
+        return nullptr;
+    }
     llama_context_ptr ctx(llama_init_from_model(model, params));
     llama_kv_condition_set(nullptr);
+    llama_kv_layers_set(nullptr, reason, sizeof(reason));
     return ctx;
 }
 
@@ -79,6 +97,32 @@ static bool run(llama_context * ctx, const std::vector<llama_token> & tokens, st
         ok = decode(ctx, { tokens[i] }, i, 1, logits);
     }
     return ok;
+}
+
+// Prompts of several sequences in one batch, then one more token of each in another; the logits of the last tokens of both, by sequence.
+static bool run_sequences(llama_context * ctx, const std::vector<std::vector<llama_token>> & seqs, std::vector<std::vector<float>> & logits) {
+    const int n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)));
+    logits.assign(seqs.size(), {});
+    for (int step = 0; step < 2; ++step) {
+        common_batch batch(ctx);
+        std::vector<int> last(seqs.size());
+        int n = 0;
+        for (size_t s = 0; s < seqs.size(); ++s) {
+            const int end = (int) seqs[s].size() - 1;
+            for (int i = step == 0 ? 0 : end; i < end + step; ++i) {
+                batch.add(seqs[s][i], i, (llama_seq_id) s, true);
+                last[s] = n++;
+            }
+        }
+        if (llama_process(ctx, LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0) {
+            return false;
+        }
+        for (size_t s = 0; s < seqs.size(); ++s) {
+            const float * l = llama_get_logits_ith(ctx, last[s]);
+            logits[s].insert(logits[s].end(), l, l + n_vocab);
+        }
+    }
+    return true;
 }
 
 static double rel_error(const std::vector<float> & a, const std::vector<float> & b) {
@@ -171,6 +215,54 @@ static void test_model(const std::string & path, outcome & o) {
         near("k-only", { GGML_TYPE_TURBO4, GGML_TYPE_F16, false, "auto" }, 0.5);
     } else { // MLA: upstream allows no two types
         printf("%-28s %-8s %-6s %s\n", name.c_str(), "k-only", "skip", last_error.c_str());
+    }
+
+    {
+        std::vector<float> uniform;
+        auto ctx = make_context(model.get(), { GGML_TYPE_TURBO4, GGML_TYPE_TURBO4, true, "auto" });
+        if (ctx && run(ctx.get(), tokens, uniform)) {
+            // MLA has one cache for both
+            const bool mla = !make_context(model.get(), { GGML_TYPE_Q8_0, GGML_TYPE_F16, true, "off" });
+            const config c = { GGML_TYPE_TURBO4, GGML_TYPE_TURBO4, true, "auto", mla ? "0,-1:f16" : "0:q8_0;-1:f16/turbo4" };
+            auto mixed = make_context(model.get(), c);
+            std::vector<float> logits;
+            const bool ran    = mixed && run(mixed.get(), tokens, logits);
+            const double err  = ran ? rel_error(logits, base) : INFINITY;
+            // a layer without attention has no cache to change
+            const bool cached = !llama_model_is_recurrent(model.get()) && !llama_model_is_hybrid(model.get());
+            report(o, name, "layers", ran && std::isfinite(err) && err < 0.5 && (!cached || logits != uniform),
+                    ran ? string_format("relative error %.2e", err) : last_error);
+            const bool refused = !make_context(model.get(), { GGML_TYPE_TURBO4, GGML_TYPE_TURBO4, true, "auto", "999:f16" });
+            report(o, name, "layers", refused && last_error.find("layer 999 does not exist") != std::string::npos, last_error);
+        }
+    }
+
+    {
+        const std::vector<std::vector<llama_token>> seqs = {
+            { tokens.begin(), tokens.begin() + 31 }, { tokens.begin() + 3, tokens.begin() + 12 }, { tokens.begin() + 20, tokens.begin() + 38 },
+        };
+        const config one = { GGML_TYPE_TURBO3, GGML_TYPE_TURBO3, true, "auto" };
+        std::vector<std::vector<float>> alone;
+        bool ran = true;
+        for (const auto & seq : seqs) {
+            auto ctx = make_context(model.get(), one);
+            std::vector<std::vector<float>> logits;
+            ran = ran && ctx && run_sequences(ctx.get(), { seq }, logits);
+            alone.push_back(ran ? logits[0] : std::vector<float>());
+        }
+        for (const bool unified : { false, true }) {
+            config c = one;
+            c.n_seq   = (uint32_t) seqs.size();
+            c.unified = unified;
+            auto ctx = ran ? make_context(model.get(), c) : nullptr;
+            std::vector<std::vector<float>> logits;
+            const bool ok = ctx && run_sequences(ctx.get(), seqs, logits);
+            double err = ok ? 0.0 : INFINITY;
+            for (size_t s = 0; ok && s < seqs.size(); ++s) {
+                err = std::max(err, rel_error(logits[s], alone[s]));
+            }
+            report(o, name, "seqs", err < SEQS_TOLERANCE, ok ? string_format("%s, relative error %.2e", unified ? "unified" : "split", err) : last_error);
+        }
     }
 
     // not for hybrid models: upstream's K-shift fails where one of their caches has no layer with RoPE

@@ -45,3 +45,7 @@ if (TARGET test-llama-archs)
     set_tests_properties(test-turbo-archs           PROPERTIES FIXTURES_REQUIRED turbo-models
         ENVIRONMENT "XDG_CACHE_HOME=${TURBO_MODEL_DIR}/cache")
 endif()
+
+# not a test by itself: the cells of one model, for tests/matrix
+llama_build(turbo-matrix.cpp)
+target_include_directories(turbo-matrix PRIVATE ${PROJECT_SOURCE_DIR}/vendor)

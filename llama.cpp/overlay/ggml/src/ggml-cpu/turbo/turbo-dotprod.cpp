@@ -51,27 +51,29 @@ struct byte_levels {
         hi = vld1q_s8(h);
     }
 
-    int8x16x2_t operator()(uint8x16_t code) const {
+    TURBO_INLINE int8x16x2_t operator()(uint8x16_t code) const {
         return { { vqtbl1q_s8(hi, code), vqtbl1q_s8(lo, code) } };
     }
 };
 
-// Eight int16, halved so that they fit, as their upper and then their lower signed bytes.
-inline int8x16_t halved_bytes(int16x8_t x) {
-    const int16x8_t h = vrshrq_n_s16(x, 1);
-    return vcombine_s8(vrshrn_n_s16(h, 8), vmovn_s16(h));
+// Eight int16 as their upper and then their lower signed bytes. Those from 32640 on would not fit, so all are made smaller by 1/FIT.
+constexpr float FIT = 32768.0f/32640.0f;
+
+TURBO_INLINE int8x16_t signed_bytes(int16x8_t x) {
+    const int16x8_t y = vqrdmulhq_n_s16(x, 32640);
+    return vcombine_s8(vrshrn_n_s16(y, 8), vmovn_s16(y));
 }
 
 // Sums of products of upper bytes, of an upper and a lower one, and of lower ones. The whole is that of the int16, and fits into int32 as it does.
 struct split_sum {
     int32x4_t hh, hl, ll;
 
-    int32x4_t whole() const { return vaddq_s32(vaddq_s32(vshlq_n_s32(hh, 16), vshlq_n_s32(hl, 8)), ll); }
+    TURBO_INLINE int32x4_t whole() const { return vaddq_s32(vaddq_s32(vshlq_n_s32(hh, 16), vshlq_n_s32(hl, 8)), ll); }
 };
 
 // with the levels x, and the bytes of the other side in lanes HI and LO of b
 template <int HI, int LO>
-inline __attribute__((always_inline)) void add_products(split_sum & c, int8x16x2_t x, int8x16_t b) {
+TURBO_INLINE void add_products(split_sum & c, int8x16x2_t x, int8x16_t b) {
     c.hh = vdotq_laneq_s32(c.hh, x.val[0], b, HI);
     c.hl = vdotq_laneq_s32(c.hl, x.val[0], b, LO);
     c.hl = vdotq_laneq_s32(c.hl, x.val[1], b, HI);
@@ -87,7 +89,7 @@ void row_scores(const int16_t * q, const float * q_scale, const char * k, size_t
     for (int b = 0; b < n_block; ++b) {
         int8_t ordered[MAX_WINDOWS*WINDOW*R*2]; // [window][plane][R][16]: upper bytes, lower bytes
         order_queries<BITS, R>(q + (int64_t) b*block/8*R*32, block, [&](int i, int n, int g, int16x8_t x) {
-            vst1q_s8(ordered + ((i*PLANES + n)*R + g)*16, halved_bytes(x));
+            vst1q_s8(ordered + ((i*PLANES + n)*R + g)*16, signed_bytes(x));
         });
 
         for (int i = 0; i < n_kv; i += 4) {
@@ -125,7 +127,7 @@ void row_scores(const int16_t * q, const float * q_scale, const char * k, size_t
             for (int g = 0; g < R; ++g) {
                 const float32x4_t x = vmulq_f32(vcvtq_f32_s32(c[g].whole()), vld1q_f32(scale));
                 float * ps = s + g*TILE + i;
-                vst1q_f32(ps, vfmaq_n_f32(b == 0 ? vdupq_n_f32(0.0f) : vld1q_f32(ps), x, 2.0f*q_scale[b*R + g]));
+                vst1q_f32(ps, vfmaq_n_f32(b == 0 ? vdupq_n_f32(0.0f) : vld1q_f32(ps), x, FIT*q_scale[b*R + g]));
             }
         }
     }
@@ -133,7 +135,7 @@ void row_scores(const int16_t * q, const float * q_scale, const char * k, size_t
 
 // c[g] += products with the weights of row g, in w two rows a vector
 template <int R, int G = 0>
-inline __attribute__((always_inline)) void add_weighted(split_sum (&c)[R], int8x16x2_t x, const int8x16_t * w) {
+TURBO_INLINE void add_weighted(split_sum (&c)[R], int8x16x2_t x, const int8x16_t * w) {
     if constexpr (G < R) {
         add_products<2*(G % 2), 2*(G % 2) + 1>(c[G], x, w[G/2]);
         add_weighted<R, G + 1>(c, x, w);
@@ -205,7 +207,7 @@ struct row_kernels {
         for (int g = 0; g < R; ++g) {
             for (int i = 0; i < TILE; i += 8) {
                 // upper bytes of keys 0 to 3, of 4 to 7, lower bytes of the same
-                const int32x4_t x = vreinterpretq_s32_s8(halved_bytes(vld1q_s16(w + g*TILE + i)));
+                const int32x4_t x = vreinterpretq_s32_s8(signed_bytes(vld1q_s16(w + g*TILE + i)));
                 vst1_s8(bytes + ((i/4    )*R + g)*8, vreinterpret_s8_s32(vzip1_s32(vget_low_s32(x), vget_high_s32(x))));
                 vst1_s8(bytes + ((i/4 + 1)*R + g)*8, vreinterpret_s8_s32(vzip2_s32(vget_low_s32(x), vget_high_s32(x))));
             }
@@ -218,7 +220,7 @@ struct row_kernels {
                 row_values_window<BITS, R - R0>(bytes + 8*R0, R, p, stride, n_kv, levels, sums + R0*WINDOW);
             }
             for (int g = 0; g < R; ++g) {
-                add_window<BITS>(sums + g*WINDOW, block, i, alpha[g], 2.0f*beta[g]*step, o + g*ld_o);
+                add_window<BITS>(sums + g*WINDOW, block, i, alpha[g], FIT*beta[g]*step, o + g*ld_o);
             }
         }
     }

@@ -30,7 +30,7 @@ GGML_TURBO_TYPES(X)
 #undef X
 
 // 16 lanes in four vectors, folded in the order of the format
-inline float lane_fold(const float32x4_t (&v)[4]) {
+TURBO_INLINE float lane_fold(const float32x4_t (&v)[4]) {
     const float32x4_t s4 = vaddq_f32(vaddq_f32(v[0], v[2]), vaddq_f32(v[1], v[3]));
     const float32x2_t s2 = vadd_f32(vget_low_f32(s4), vget_high_f32(s4));
     return vget_lane_f32(s2, 0) + vget_lane_f32(s2, 1);
@@ -47,7 +47,7 @@ inline float power_of_two(int e) {
 
 // 16 codes, one a byte, to 2*BITS bytes
 template <int BITS>
-inline void store_codes(uint8_t * p, uint8x16_t code) {
+TURBO_INLINE void store_codes(uint8_t * p, uint8x16_t code) {
     // neighbours are joined: 2, 4, 8 codes
     uint16x8_t a = vreinterpretq_u16_u8(code);
     a = vandq_u16(vsraq_n_u16(a, a, 8 - BITS), vdupq_n_u16(0xFF));
@@ -80,7 +80,7 @@ template <> struct code_reader<2> {
         shift = vld1q_s8(s);
     }
 
-    uint8x16_t operator()(const uint8_t * p) const {
+    TURBO_INLINE uint8x16_t operator()(const uint8_t * p) const {
         uint32_t w;
         memcpy(&w, p, sizeof(w));
         return vandq_u8(vshlq_u8(vqtbl1q_u8(vreinterpretq_u8_u32(vdupq_n_u32(w)), index), shift), vdupq_n_u8(3));
@@ -107,7 +107,7 @@ template <> struct code_reader<3> {
     }
 
     // the six bytes are read with the two before them, which the block has
-    uint8x16_t operator()(const uint8_t * p) const {
+    TURBO_INLINE uint8x16_t operator()(const uint8_t * p) const {
         const uint8x16_t w = vcombine_u8(vld1_u8(p - 2), vdup_n_u8(0));
         const uint8x16_t lo = vshlq_u8(vqtbl1q_u8(w, index_lo), shift_lo);
         const uint8x16_t hi = vshlq_u8(vqtbl1q_u8(w, index_hi), shift_hi);
@@ -116,7 +116,7 @@ template <> struct code_reader<3> {
 };
 
 template <> struct code_reader<4> {
-    uint8x16_t operator()(const uint8_t * p) const {
+    TURBO_INLINE uint8x16_t operator()(const uint8_t * p) const {
         const uint8x16_t w = vcombine_u8(vld1_u8(p), vdup_n_u8(0));
         return vzip1q_u8(vandq_u8(w, vdupq_n_u8(15)), vshrq_n_u8(w, 4));
     }
@@ -144,7 +144,7 @@ struct float_levels {
         }
     }
 
-    void operator()(uint8x16_t code, float32x4_t (&y)[4]) const {
+    TURBO_INLINE void operator()(uint8x16_t code, float32x4_t (&y)[4]) const {
         const uint8x16_t b0 = vqtbl1q_u8(plane[0], code), b1 = vqtbl1q_u8(plane[1], code);
         const uint8x16_t b2 = vqtbl1q_u8(plane[2], code), b3 = vqtbl1q_u8(plane[3], code);
         const uint16x8_t l0 = vreinterpretq_u16_u8(vzip1q_u8(b0, b1)), l1 = vreinterpretq_u16_u8(vzip2q_u8(b0, b1));
@@ -172,7 +172,7 @@ struct int_levels {
         hi = vld1q_u8(h);
     }
 
-    int16x8x2_t operator()(uint8x16_t code) const {
+    TURBO_INLINE int16x8x2_t operator()(uint8x16_t code) const {
         const uint8x16_t l = vqtbl1q_u8(lo, code), h = vqtbl1q_u8(hi, code);
         return { { vreinterpretq_s16_u8(vzip1q_u8(l, h)), vreinterpretq_s16_u8(vzip2q_u8(l, h)) } };
     }
@@ -195,13 +195,13 @@ struct half_levels {
         table.val[1] = vreinterpretq_u8_f32(vld1q_f32(t + 4));
     }
 
-    float32x4_t operator()(uint32x4_t minus_i) const {
+    TURBO_INLINE float32x4_t operator()(uint32x4_t minus_i) const {
         const uint8x16_t bytes = vreinterpretq_u8_u32(vmlsq_n_u32(vdupq_n_u32(0x03020100), minus_i, 0x04040404));
         return vreinterpretq_f32_u8(BITS < 4 ? vqtbl1q_u8(table.val[0], bytes) : vqtbl2q_u8(table, bytes));
     }
 };
 
-inline uint8x16_t low_bytes(const uint32x4_t (&v)[4]) {
+TURBO_INLINE uint8x16_t low_bytes(const uint32x4_t (&v)[4]) {
     const uint8x16_t lo = vuzp1q_u8(vreinterpretq_u8_u32(v[0]), vreinterpretq_u8_u32(v[1]));
     const uint8x16_t hi = vuzp1q_u8(vreinterpretq_u8_u32(v[2]), vreinterpretq_u8_u32(v[3]));
     return vuzp1q_u8(lo, hi);
@@ -325,7 +325,7 @@ float dot(const void * x, const float * y, int64_t k) {
 // rotation
 
 // the two stages within each 4 of 8 values
-inline void hadamard_4x2(float32x4_t & a, float32x4_t & b) {
+TURBO_INLINE void hadamard_4x2(float32x4_t & a, float32x4_t & b) {
     const float32x4_t e1 = vuzp1q_f32(a, b), o1 = vuzp2q_f32(a, b);
     const float32x4_t s1 = vaddq_f32(e1, o1), d1 = vsubq_f32(e1, o1);
     const float32x4_t e2 = vtrn1q_f32(s1, d1), o2 = vtrn2q_f32(s1, d1);
@@ -336,7 +336,7 @@ inline void hadamard_4x2(float32x4_t & a, float32x4_t & b) {
 
 // Across N vectors, the stages in the order of the reference. By recursion: a nest of loops over them would keep v in memory.
 template <int N>
-inline __attribute__((always_inline)) void hadamard_vectors(float32x4_t * v) {
+TURBO_INLINE void hadamard_vectors(float32x4_t * v) {
     if constexpr (N > 1) {
         hadamard_vectors<N/2>(v);
         hadamard_vectors<N/2>(v + N/2);
@@ -640,7 +640,7 @@ uint64_t row_weights(int n_rows, const float * p, const char * v, size_t stride,
 
 // c[g] += weights of row g times x, with w [R][2] the weights of the two rows of the cache
 template <int R, int G = 0>
-inline __attribute__((always_inline)) void add_weighted(int32x4_t (&c)[R][2], int16x8x2_t x, const int16x8_t * w) {
+TURBO_INLINE void add_weighted(int32x4_t (&c)[R][2], int16x8x2_t x, const int16x8_t * w) {
     if constexpr (G < R) {
         constexpr int lane = 2*(G % 4);
         c[G][0] = vmlal_laneq_s16     (c[G][0], vget_low_s16(x.val[0]), w[G/4], lane);

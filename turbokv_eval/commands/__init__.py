@@ -1,0 +1,1 @@
+"""Commands of the command line, each in a module of its own; `cli` registers them."""

@@ -1,0 +1,40 @@
+"""`turbokv-eval report`: reads a comparison, writes its page."""
+
+import errno
+from pathlib import Path
+
+import click
+
+from turbokv_eval import compare_view
+from turbokv_eval.errors import BadInput, MachineCannot
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command("report")
+@click.argument("comparison", metavar="COMPARE.json", type=_PATH)
+@click.option("--output", "-o", type=_PATH, default="report.html", show_default=True, help="The page to write.")
+def report_command(comparison: Path, output: Path) -> None:
+    """Make one HTML page of a comparison: tables, plots, where the numbers come from. Prints its path.
+
+    \b
+    Example:
+      turbokv-eval report turbokv-compare/compare.json -o report.html
+
+    The page is one file that loads nothing and runs no script; the JSON is inside, to download.
+    """
+    # Here, because matplotlib takes longer to import than most commands take to run.
+    from turbokv_eval import html_report
+
+    page = html_report.render(compare_view.load(comparison))
+    part = output.with_name(output.name + ".part")
+    try:
+        part.write_text(page, encoding="utf-8")
+        # Whole or not at all: an older page stays when the disk is full.
+        part.replace(output)
+    except OSError as e:
+        part.unlink(missing_ok=True)
+        if e.errno == errno.ENOSPC:
+            raise MachineCannot(f"cannot write {output}: the disk is full; free some space") from e
+        raise BadInput(f"cannot write {output}: {e.strerror}; give another path with -o") from e
+    click.echo(output)

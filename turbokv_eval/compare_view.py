@@ -1,0 +1,223 @@
+"""What gates and reports read in a comparison: one view of its document, whatever the version of that."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turbokv_eval.errors import BadInput
+from turbokv_eval.units import MIB
+
+
+@dataclass(frozen=True)
+class Number:
+    """A measured value, with the ends of its interval where there is one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A row against the reference, over one text at one context.
+
+    numbers: by name: ppl, kld_mean, kld_median, kld_p99, kld_p999, kld_max (nats), same_top, rms_dp (percent), and what
+    else the document has.
+    """
+
+    ctx: int
+    text: str
+    chunks: int
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Tokens a second with `depth` tokens in the cache before. pp: prompt; tg: generation."""
+
+    depth: int
+    pp: Number | None
+    tg: Number | None
+
+
+@dataclass(frozen=True)
+class Needle:
+    """Share of needles that were found (0 to 1), at a context length, at a depth of the text in percent."""
+
+    ctx: int
+    depth: float
+    score: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One part of a cache as allocated: bytes for `cells` tokens. windowed: it has a sliding window."""
+
+    cells: int
+    bytes: float
+    windowed: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One cache type. None or empty: not measured.
+
+    kv_bytes: of the cache as the run reports it, for `cells` tokens; caches: its parts. rss_bytes: peak resident memory
+    of a run. conditioned: whether its keys were. commands: what was run.
+    """
+
+    label: str
+    k: str
+    v: str
+    status: str
+    errors: tuple[str, ...]
+    conditioned: bool | None
+    bits: float | None
+    kv_bytes: int | None
+    cells: int | None
+    rss_bytes: int | None
+    caches: tuple[Cache, ...]
+    quality: tuple[Quality, ...]
+    speed: tuple[Speed, ...]
+    needle: tuple[Needle, ...]
+    commands: tuple[tuple[str, ...], ...]
+
+    def worst(self, name: str, *, highest: bool) -> Number | None:
+        """The highest or lowest value of a quality number over all texts and contexts; None when any lacks it."""
+        found = [quality.numbers.get(name) for quality in self.quality]
+        numbers = [number for number in found if number is not None]
+        if not numbers or len(numbers) < len(found):
+            return None
+        return (max if highest else min)(numbers, key=lambda number: number.value)
+
+    def bytes_at(self, ctx: int) -> float | None:
+        """Bytes of the cache at another context; None where it is not known how it grows.
+
+        A window grows to its end only, which does not show as long as it is as large as the context was.
+        """
+        full = max((cache.cells for cache in self.caches), default=0)
+        if not self.caches or any(cache.windowed and cache.cells >= full for cache in self.caches):
+            return None
+        return sum(
+            cache.bytes * (min(ctx / cache.cells, 1.0) if cache.windowed else ctx / cache.cells)
+            for cache in self.caches
+        )
+
+    def speed_at(self, depth: int) -> Speed | None:
+        return next((speed for speed in self.speed if speed.depth == depth), None)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A comparison. document: as it was read."""
+
+    document: dict[str, Any]
+    rows: tuple[Row, ...]
+    status: str
+    notes: tuple[str, ...]
+    reference: str
+    recommendation: str = ""
+
+    def row(self, label: str) -> Row | None:
+        return next((row for row in self.rows if row.label == label), None)
+
+    @property
+    def labels(self) -> list[str]:
+        return [row.label for row in self.rows]
+
+
+def load(path: Path) -> Run:
+    """Reads the JSON of a comparison, or of the folder that holds it. Raises BadInput."""
+    file = path / "compare.json" if path.is_dir() else path
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise BadInput(f"cannot read {file}: {e.strerror}; give the compare.json of `turbokv-eval compare`") from e
+    except ValueError as e:
+        raise BadInput(f"{file} is not JSON ({e}): give the compare.json of `turbokv-eval compare`") from e
+    return view(document, str(file))
+
+
+def view(document: Any, name: str = "the document") -> Run:
+    """The view of a document. Raises BadInput for one that is no comparison, or of an unknown version."""
+    if not isinstance(document, dict) or "rows" not in document or "schema_version" not in document:
+        raise BadInput(f"{name} is no comparison: give the compare.json of `turbokv-eval compare`")
+    version = document["schema_version"]
+    readers = {1: _version_1}
+    if version not in readers:
+        raise BadInput(f"{name} has schema version {version}, and this program reads {_listed(readers)}: update it")
+    try:
+        return readers[version](document)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise BadInput(f"{name} is damaged ({type(e).__name__}: {e}): run the comparison again") from e
+
+
+def _listed(readers: Mapping[int, Any]) -> str:
+    return " and ".join(map(str, sorted(readers)))
+
+
+_QUALITY = ("kld_median", "kld_p99", "kld_p999", "kld_max", "rms_dp")
+_WITH_ERROR = {"ppl": "ppl_err", "kld_mean": "kld_err", "same_top": "same_top_err"}
+# 95% of a normal distribution lie within that many standard errors.
+_Z95 = 1.959964
+
+
+def _version_1(document: dict[str, Any]) -> Run:
+    settings, reference = document["settings"], document["reference"]
+    text = document["text"]["file"] if document["text"] else ""
+
+    def row(found: dict[str, Any]) -> Row:
+        kv = found["kv"]
+        quality = found["quality"]
+        return Row(
+            label=found["label"],
+            k=found["k"],
+            v=found["v"],
+            status=found["status"],
+            errors=tuple(found["errors"]),
+            conditioned=kv["conditioned"] if kv else None,
+            bits=found["bits_per_value"],
+            kv_bytes=round(kv["mib"] * MIB) if kv else None,
+            cells=kv["cells"] if kv else None,
+            rss_bytes=None,
+            caches=_caches_1(kv) if kv else (),
+            quality=(_quality_1(quality, settings["ctx"], text),) if quality else (),
+            speed=tuple(
+                Speed(entry["depth"], _rate_1(entry["prompt"]), _rate_1(entry["generation"]))
+                for entry in found["speed"]
+            ),
+            needle=(),
+            commands=tuple(tuple(argv) for argv in found["commands"]),
+        )
+
+    return Run(
+        document=document,
+        rows=tuple(row(found) for found in document["rows"]),
+        status=document["status"],
+        notes=tuple(document["notes"]),
+        reference=f"{reference['type']} cache without flash attention" if reference else "",
+    )
+
+
+def _quality_1(found: dict[str, Any], ctx: int, text: str) -> Quality:
+    numbers = {name: Number(found[name]) for name in _QUALITY}
+    for name, error in _WITH_ERROR.items():
+        half = _Z95 * found[error]
+        numbers[name] = Number(found[name], found[name] - half, found[name] + half)
+    return Quality(ctx, text, found["chunks"], numbers)
+
+
+def _caches_1(kv: dict[str, Any]) -> tuple[Cache, ...]:
+    # A context has one cache, or one of full layers and then one of windows.
+    windows = [index > 0 for index in range(len(kv["caches"]))]
+    return tuple(
+        Cache(found["cells"] * found["streams"], (found["k_mib"] + found["v_mib"]) * MIB, windowed)
+        for found, windowed in zip(kv["caches"], windows, strict=True)
+    )
+
+
+def _rate_1(found: dict[str, Any]) -> Number | None:
+    return Number(found["median"], found["min"], found["max"]) if "median" in found else None
