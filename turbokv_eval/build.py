@@ -23,6 +23,7 @@ PROGRAMS = (
     "llama-bench",
     "llama-perplexity",
     "llama-quantize",
+    "llama-kv-capture",
     "llama-kv-condition",
 )
 # Those that `ctest -L turbo` runs.

@@ -6,6 +6,7 @@ import click
 from rich.console import Console
 
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
+from turbokv_eval.lab.attention_cli import attention_command, capture_command
 from turbokv_eval.progress import meter
 
 
@@ -17,7 +18,13 @@ def lab() -> None:
     Example:
       turbokv-eval lab theory
       turbokv-eval lab methods
+      turbokv-eval lab capture MODEL.gguf -f TEXT -o MODEL.capture.gguf
+      turbokv-eval lab attention MODEL.capture.gguf
     """
+
+
+lab.add_command(capture_command)
+lab.add_command(attention_command)
 
 
 def _list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:

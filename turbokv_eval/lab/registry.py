@@ -19,6 +19,7 @@ from turbokv_eval.lab.transform import Transformed
 from turbokv_eval.lab.trellis import Trellis
 from turbokv_eval.lab.turbo import Turbo
 from turbokv_eval.lab.turboquant import TurboQuantMse, TurboQuantProd
+from turbokv_eval.lab.waterfill import WaterFilled
 from turbokv_eval.lab.widths import UnequalWidths
 
 
@@ -42,6 +43,7 @@ _GGML = {round(8 * t.block_bytes / ggml_types.BLOCK, 1): t for t in (ggml_types.
 _POLAR = {3.875: (4, 2), 3.375: (3, 2), 2.9375: (3, 1)}
 _WHOLE = (1.0, 2.0, 3.0, 4.0)
 _TURBO = (2.0, 3.0, 4.0)
+_HALVES = (2.0, 2.5, 3.0, 3.5, 4.0)
 
 FAMILIES: dict[str, Family] = {
     "ggml": Family("ggml's q8_0, q5_0, q4_0", tuple(_GGML), _GGML.__getitem__),
@@ -116,6 +118,17 @@ FAMILIES: dict[str, Family] = {
         "quarters at 5, 3, 2, 2 bits behind the dense balanced map",
         (3.0,),
         lambda b: Transformed(Balanced(), UnequalWidths(b, 4, (5, 3, 2, 2))),
+    ),
+    "waterfill": Family("widths channel by channel, nothing before", _HALVES, WaterFilled),
+    "centred_waterfill": Family(
+        "widths channel by channel, keys centred, no rotation",
+        _HALVES,
+        lambda b: Transformed(CentreEqualise(equalise=False), WaterFilled(b)),
+    ),
+    "balanced_waterfill": Family(
+        "widths channel by channel behind the dense balanced map",
+        _HALVES,
+        lambda b: Transformed(Balanced(), WaterFilled(b)),
     ),
     "trellis256": Family("trellis-coded, 256 states", (2.0, 3.0), lambda b: Trellis(int(b), 256)),
     "trellis4096": Family("trellis-coded, 4096 states", (2.0, 3.0), lambda b: Trellis(int(b), 4096)),
