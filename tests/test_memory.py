@@ -351,10 +351,18 @@ def enum_to_name(enum: str) -> str:
     return enum.lower().replace("_", "-")
 
 
-def test_the_refused_architectures_are_those_of_the_fork() -> None:
+@pytest.mark.parametrize(
+    ("function", "table"),
+    [
+        ("llama_turbo_reads_cache_elsewhere", kv_archs.READS_CACHE_ELSEWHERE),
+        ("llama_turbo_lacks_flash_attn", kv_archs.LACKS_FLASH_ATTENTION),
+    ],
+)
+def test_the_refused_architectures_are_those_of_the_fork(function: str, table: frozenset[str]) -> None:
     source = (fork.Layout.default().overlay / "src" / "llama-turbo-archs.cpp").read_text(encoding="utf-8")
-    named = {enum_to_name(enum) for enum in re.findall(r"case LLM_ARCH_(\w+):", source)}
-    assert named == {name.replace("_", "-") for name in kv_archs.READS_CACHE_ELSEWHERE}
+    body = source.partition(f"bool {function}(")[2].partition("\n}")[0]
+    named = {enum_to_name(enum) for enum in re.findall(r"case LLM_ARCH_(\w+):", body)}
+    assert named == {name.replace("_", "-") for name in table}
 
 
 # blocks
@@ -397,6 +405,18 @@ def test_grok_has_no_flash_attention_for_a_quantised_v(tmp_path: Path) -> None:
     assert bytes_of(layout, "turbo3/f16").kv
     with pytest.raises(BadInput, match="needs flash attention"):
         bytes_of(layout, "turbo3")
+    with pytest.raises(BadInput, match="needs flash attention"):
+        bytes_of(layout, "q8_0")
+
+
+def test_t5_has_no_turbo_v(tmp_path: Path) -> None:
+    layout = layout_of(tmp_path, "t5")
+    assert bytes_of(layout, "q8_0").kv
+    assert bytes_of(layout, "turbo3/f16").kv
+    with pytest.raises(BadInput, match="V in turbo3 needs flash attention, which architecture t5 does not have"):
+        bytes_of(layout, "turbo3")
+    with pytest.raises(BadInput, match="V in q8_0 needs flash attention"):
+        cache_bytes(layout, KVConfig("f16", "f16"), Shape(256), kv_layers.parse("0:q8_0", memory.KNOWN))
 
 
 # types by layer

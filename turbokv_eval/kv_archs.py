@@ -14,6 +14,9 @@ READS_CACHE_ELSEWHERE = frozenset(
     ("deepseek32", "deepseek4", "dflash", "dots3note", "glm5-next", "glm-dsa", "hy_v4", "minimax-m3", "qwen4exp")
 )
 
+# llama_turbo_lacks_flash_attn of the fork: no turbo type for V.
+LACKS_FLASH_ATTENTION = frozenset(("grok", "t5"))
+
 # llm_arch_is_recurrent and the cases of create_memory without a memory
 _RECURRENT = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
 _WITHOUT_CACHE = frozenset(

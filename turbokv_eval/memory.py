@@ -10,7 +10,7 @@ from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from turbokv_eval import kv_layers
+from turbokv_eval import kv_archs, kv_layers
 from turbokv_eval.errors import BadInput
 from turbokv_eval.kv_layers import Rule
 from turbokv_eval.kv_layout import CacheLayer, Layout
@@ -183,7 +183,7 @@ def cache_bytes(layout: Layout, config: KVConfig, shape: Shape, rules: Sequence[
     refuse(layout, config)
     configs = [kv_layers.apply(rules, config, layer.index, layout.n_layer) for layer in layout.layers]
     for own in set(configs):
-        refuse(layout, own)
+        refuse(layout, own, by_rule=own != config)
     window = shape.window_cells(layout.window) * shape.streams if layout.window else 0
     full = shape.cells * shape.streams
     layers = tuple(
@@ -195,14 +195,20 @@ def cache_bytes(layout: Layout, config: KVConfig, shape: Shape, rules: Sequence[
     return CacheBytes(config, layers, recurrent)
 
 
-def refuse(layout: Layout, config: KVConfig) -> None:
-    """Raises BadInput for types that the programs refuse for the whole model, as llama_init_from_model does."""
+def refuse(layout: Layout, config: KVConfig, by_rule: bool = False) -> None:
+    """Raises BadInput for types that the programs refuse for the whole model, as llama_init_from_model does.
+
+    by_rule: of single layers; the fork is stricter with these than llama.cpp is with the types of a whole cache.
+    """
     if layout.turbo_refused and (config.k in FAMILIES or config.v in FAMILIES):
         raise BadInput(f"turbo types are refused for architecture {layout.arch}; use q8_0 or f16")
     if layout.mla and config.k != config.v:
         raise BadInput("V is a view of K in this model (MLA), so both must be of one type")
-    if layout.arch == "grok" and config.v not in _FLOATS:
-        raise BadInput("a quantised V needs flash attention, which architecture grok does not have; use f16 for V")
+    refused = config.v in FAMILIES or (config.v not in _FLOATS and (by_rule or layout.arch == "grok"))
+    if layout.arch in kv_archs.LACKS_FLASH_ATTENTION and refused:
+        raise BadInput(
+            f"V in {config.v} needs flash attention, which architecture {layout.arch} does not have; use f16 for V"
+        )
 
 
 def _layer(layer: CacheLayer, config: KVConfig, cells: int) -> LayerBytes:
