@@ -63,7 +63,9 @@ static __device__ __forceinline__ void turbo_decode_8(uint32_t w, int bits, cons
     const uint32_t mask = (4u << bits) - 4u; // of a code times sizeof(float)
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-        const uint32_t offset = (j == 0 ? w << 2 : w >> (j*bits - 2)) & mask;
+        // shifted step by step: shift counts of their own would be 7 registers
+        const uint32_t offset = (j == 0 ? w << 2 : w) & mask;
+        w >>= j == 0 ? bits - 2 : bits;
         x[j] = *(const float *) ((const char *) levels + offset);
     }
 }
@@ -160,27 +162,21 @@ struct turbo_raw {
         }
     }
 
-    // values, without the scale of their block
-    __device__ __forceinline__ void decode(int bits, const float * levels, float * x) const {
+    // values 8*i..8*i+7, without the scale of their block
+    __device__ __forceinline__ void decode_8(int i, int bits, const float * levels, float * x) const {
         if constexpr (KIND == TURBO_KIND_F16) {
 #pragma unroll
-            for (int i = 0; i < WORDS; ++i) {
-                x[2*i]     = turbo_scale(w[i] & 0xFFFF);
-                x[2*i + 1] = turbo_scale(w[i] >> 16);
+            for (int j = 0; j < 4; ++j) {
+                x[2*j]     = turbo_scale(w[4*i + j] & 0xFFFF);
+                x[2*j + 1] = turbo_scale(w[4*i + j] >> 16);
             }
         } else if constexpr (KIND == TURBO_KIND_Q8_0) {
 #pragma unroll
-            for (int i = 0; i < WORDS; ++i) {
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    x[4*i + j] = (float) (int8_t) (w[i] >> 8*j);
-                }
+            for (int j = 0; j < 8; ++j) {
+                x[j] = (float) (int8_t) (w[2*i + j/4] >> 8*(j % 4));
             }
         } else {
-#pragma unroll
-            for (int i = 0; i < WORDS; ++i) {
-                turbo_decode_8(w[i], bits, levels, x + 8*i);
-            }
+            turbo_decode_8(w[i], bits, levels, x);
         }
     }
 };

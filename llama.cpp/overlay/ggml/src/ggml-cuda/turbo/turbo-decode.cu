@@ -12,7 +12,7 @@ static __device__ __forceinline__ void decode_8(const char * p, int v, const tur
     const float d = turbo_scale(*(const uint16_t *) (p + v/s.format.block*s.format.bytes));
     turbo_raw<TURBO_KIND_TURBO, 8> raw;
     raw.load(p + turbo_value_offset<TURBO_KIND_TURBO>(s, v), s.format.bits);
-    raw.decode(s.format.bits, levels, x);
+    raw.decode_8(0, s.format.bits, levels, x);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         x[j] *= d;

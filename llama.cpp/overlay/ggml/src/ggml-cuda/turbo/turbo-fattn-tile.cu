@@ -7,13 +7,13 @@
 //           floats longer than a multiple of 32, so that 8 lanes that read 8 keys meet all banks.
 // Rows      a tile of keys that no row of the block may see is not read.
 // NaN       a key whose weight is zero adds nothing; another one whose scale is no number makes its rows NaN.
-// Resources 128 threads, <= 128 registers, 4 warps an SM sub-partition by registers; shared memory decides:
+// Resources 128 threads, <= 168 registers: 3 blocks an SM, where shared memory allows as many:
 //
 //           d          RT x KT    shared memory    blocks an SM (sm_75: 64 KiB, sm_90: 227 KiB)
-//           64         32 x 64    34 KiB           1, 6
+//           64         32 x 64    34 KiB           1, 3
 //           80 to 128  32 x 64    58 KiB           1, 3
-//           to 256     16 x 32    51 KiB           1, 4
-//           to 576      8 x 16    55 KiB           1, 4
+//           to 256     16 x 32    51 KiB           1, 3
+//           to 576      8 x 16    55 KiB           1, 3
 
 #include "turbo-fattn.cuh"
 
@@ -55,13 +55,14 @@ static __device__ __forceinline__ void decode_tile(const turbo_side & s, const c
         }
         turbo_raw<KIND, 16> raw;
         raw.load(rows + min(key, n - 1)*s.nb1 + turbo_value_offset<KIND>(s, 16*c), s.format.bits);
-        float x[16];
-        raw.decode(s.format.bits, levels, x);
         const float d = KIND == TURBO_KIND_F16 ? 1.0f : scales[key*n_block + 16*c/block];
         float4 * out = (float4 *) (y + key*stride + 16*c);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            out[j] = make_float4(d*x[4*j], d*x[4*j + 1], d*x[4*j + 2], d*x[4*j + 3]);
+        for (int j = 0; j < 2; ++j) {
+            float x[8];
+            raw.decode_8(j, s.format.bits, levels, x);
+            out[2*j]     = make_float4(d*x[0], d*x[1], d*x[2], d*x[3]);
+            out[2*j + 1] = make_float4(d*x[4], d*x[5], d*x[6], d*x[7]);
         }
     }
 }
@@ -85,7 +86,7 @@ static int max_blocks_of_row(const turbo_fattn_args & a) {
 }
 
 template <int RPT, int KPT, int NG>
-static __global__ void __launch_bounds__(TILE_THREADS) turbo_fattn_tile(const turbo_fattn_args a, const int stride) {
+static __global__ void __launch_bounds__(TILE_THREADS, 3) turbo_fattn_tile(const turbo_fattn_args a, const int stride) {
     constexpr int RT = 8*RPT;
     constexpr int KT = 16*KPT;
 

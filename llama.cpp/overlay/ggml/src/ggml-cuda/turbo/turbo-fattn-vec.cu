@@ -29,12 +29,10 @@ static void launch(const turbo_fattn_args & a, cudaStream_t stream) {
         turbo_fattn_vec_launch<T, T, LPK, 1, 16, 1>(a, stream);
     } else if (a.rows == 2) {
         turbo_fattn_vec_launch<T, T, LPK, 1, 16, 2>(a, stream);
-    } else if (a.rows <= 4) {
+    } else if (a.rows <= 4 || LPK == 32) {
         turbo_fattn_vec_launch<T, T, LPK, 1, 16, 4>(a, stream);
     } else if constexpr (LPK <= 16) {
         turbo_fattn_vec_launch<T, T, 2*LPK, 1, 8, 8>(a, stream);
-    } else {
-        GGML_ABORT("fatal error");
     }
 }
 

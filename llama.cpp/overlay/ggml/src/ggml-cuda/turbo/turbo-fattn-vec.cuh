@@ -11,8 +11,8 @@
 //           keys and weights of values, not values. The next key's bytes are fetched before this one's are used.
 // Softmax   scores go through shared memory (32 x R a warp): for it a lane is a key.
 // NaN       a key whose weight is zero adds nothing, whatever its scale.
-// Resources 4 warps. C*R*(CK + 1) = 128: 3 blocks an SM, <= 168 registers; 64 to 96: 4 blocks, <= 128; 32: 6 blocks, <= 80.
-//           Shared memory: 4*R*LPK*C + 128*R floats, 10.1 KiB for d = 128 and R = 4, 34.1 KiB at most.
+// Resources 4 warps. C*R*(CK + 1) from 96: 3 blocks an SM, <= 168 registers; from 48: 4 blocks, <= 128; else 5 blocks, <= 96.
+//           Shared memory: 4*R*LPK*C + 384*R floats and 3 to 6 KiB, 17 KiB for d = 128 and R = 4, 44 KiB at most.
 
 #include "turbo-fattn.cuh"
 
@@ -20,17 +20,15 @@ constexpr int TURBO_VEC_WARPS = 4;
 constexpr int TURBO_VEC_TILE  = 32; // keys of a warp's tile
 
 constexpr int turbo_vec_min_blocks(int values) {
-    return values >= 128 ? 3 : values >= 64 ? 4 : 6;
+    return values >= 96 ? 3 : values >= 48 ? 4 : 5;
 }
 
 // a chunk of a row as one lane sees it
 template <turbo_kind KIND, int C>
 struct turbo_lane {
-    int  offset;       // of its values from the start of the row
-    int  scale_offset;
-    int  scale_lane;   // the lane that reads the scale of the block
-    bool active;       // false: beyond the end of the row; the values decode to something times zero
-    bool loads_scale;
+    int offset;       // of its values from the start of the row; negative: beyond the end of it, the values decode to something times zero
+    int scale_offset; // of the scale that this lane reads; negative: another one does
+    int scale_lane;   // the lane that reads the scale of the block
 
     struct raw_t {
         turbo_raw<KIND, C> values;
@@ -38,23 +36,23 @@ struct turbo_lane {
     };
 
     __device__ __forceinline__ void init(const turbo_side & s, int index, int lane, int lanes_per_key) {
-        const int v     = C*index;
-        const int block = s.block();
-        const int b     = v/block;
-        const int in    = (v - b*block)/C; // chunks before this one in its block
-        active       = v < s.d;
-        offset       = turbo_value_offset<KIND>(s, v);
-        scale_offset = b*(KIND == TURBO_KIND_TURBO ? s.format.bytes : TURBO_Q8_0_BYTES);
-        loads_scale  = KIND != TURBO_KIND_F16 && active && in == 0;
+        const int  v      = C*index;
+        const int  block  = s.block();
+        const int  b      = v/block;
+        const int  in     = (v - b*block)/C; // chunks before this one in its block
+        const bool active = v < s.d;
+        offset       = active ? turbo_value_offset<KIND>(s, v) : -1;
+        scale_offset = active && in == 0 && KIND != TURBO_KIND_F16 ? b*(KIND == TURBO_KIND_TURBO ? s.format.bytes : TURBO_Q8_0_BYTES) : -1;
         scale_lane   = active ? (lane & ~(lanes_per_key - 1)) + ((index - in) & (lanes_per_key - 1)) : lane;
     }
 
-    __device__ __forceinline__ raw_t load(const char * row, int bits) const {
+    // nothing, as beyond the end of the row, when the key is not valid
+    __device__ __forceinline__ raw_t load(const char * row, int bits, bool valid) const {
         raw_t r;
         r.scale = 0;
-        if (active) {
+        if (offset >= 0 && valid) {
             r.values.load(row + offset, bits);
-            if (loads_scale) {
+            if (scale_offset >= 0) {
                 r.scale = *(const uint16_t *) (row + scale_offset);
             }
         } else {
@@ -73,26 +71,33 @@ struct turbo_lane {
     }
 };
 
-// The sums of s[0..R) over the LPK lanes of a key, one row to LPK/R lanes each: lane l of the key returns that of row l/(LPK/R).
-template <int R, int LPK>
-static __device__ __forceinline__ float turbo_sum_rows(float * s, int lane) {
-    static_assert(R <= LPK, "a lane returns one sum");
+// The sums of s[0..N) over 2*O lanes, one to 2*O/N lanes each: the first of them return that of s[0], and so on.
+template <int N, int O>
+static __device__ __forceinline__ float turbo_sum_rows(const float (& s)[N], int lane) {
+    static_assert(N <= 2*O, "a lane returns one sum");
+    if constexpr (N == 1) {
+        float sum = s[0];
 #pragma unroll
-    for (int o = LPK/2; o > 0; o /= 2) {
-        const int n = R*o*2/LPK; // sums that this lane still has
-        if (n > 1) {
-            const bool upper = lane & o;
+        for (int o = O; o > 0; o /= 2) {
+            sum += __shfl_xor_sync(0xFFFFFFFF, sum, o);
+        }
+        return sum;
+    } else {
+        // half of the lanes go on with one half of the sums
+        const bool upper = lane & O;
+        float half_s[N/2];
 #pragma unroll
-            for (int i = 0; i < n/2; ++i) {
-                const float give = upper ? s[i] : s[i + n/2];
-                const float keep = upper ? s[i + n/2] : s[i];
-                s[i] = keep + __shfl_xor_sync(0xFFFFFFFF, give, o);
-            }
+        for (int i = 0; i < N/2; ++i) {
+            const float give = upper ? s[i] : s[i + N/2];
+            const float keep = upper ? s[i + N/2] : s[i];
+            half_s[i] = keep + __shfl_xor_sync(0xFFFFFFFF, give, O);
+        }
+        if constexpr (O == 1) {
+            return half_s[0];
         } else {
-            s[0] += __shfl_xor_sync(0xFFFFFFFF, s[0], o);
+            return turbo_sum_rows<N/2, O/2>(half_s, lane);
         }
     }
-    return s[0];
 }
 
 template <turbo_kind KK, turbo_kind KV, int LPK, int CK, int C, int R>
@@ -104,14 +109,18 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     __shared__ float    levels_k[TURBO_LEVELS], levels_v[TURBO_LEVELS];
     __shared__ float    slope[R];
     __shared__ uint32_t mask_row[R];
-    __shared__ float    weights[TURBO_VEC_WARPS][TILE][R]; // scores, then weights
+    __shared__ float    weights[TURBO_VEC_WARPS][TILE][R]; // biases, then scores, then weights
+    __shared__ float2   states [TURBO_VEC_WARPS][TILE][R]; // of a lane: the maximum, the sum of the weights that it has seen
+    __shared__ turbo_lane<KK, C> lanes_k[CK][32*TURBO_VEC_WARPS]; // kept here for registers' sake, as are the rows' starts
+    __shared__ turbo_lane<KV, C> lanes_v[32*TURBO_VEC_WARPS];
+    __shared__ const char * rows_k, * rows_v;
     __shared__ float    out[TURBO_VEC_WARPS][R][C][LPK];
     __shared__ float    out_M[TURBO_VEC_WARPS][R], out_S[TURBO_VEC_WARPS][R];
 
     const int lane  = threadIdx.x % 32;
     const int warp  = threadIdx.x / 32;
     const int part  = lane % LPK; // of a key
-    const int which = lane / LPK; // key
+    const auto which = [] { return (int) (threadIdx.x % 32)/LPK; }; // key; cheaper to find again than to keep
 
     const int split   = blockIdx.x;
     const int row0    = blockIdx.y*R;
@@ -129,16 +138,15 @@ turbo_fattn_vec(const turbo_fattn_args a) {
         mask_row[threadIdx.x] = turbo_fattn_mask_row(a, stream, row/a.group, head);
     }
 
-    turbo_lane<KK, C> lane_k[CK];
-    turbo_lane<KV, C> lane_v;
+    if (threadIdx.x == 0) {
+        rows_k = a.k.data + head_kv*a.k.nb2 + stream*a.k.nb3;
+        rows_v = a.v.data + head_kv*a.v.nb2 + stream*a.v.nb3;
+    }
 #pragma unroll
     for (int c = 0; c < CK; ++c) {
-        lane_k[c].init(a.k, part + LPK*c, lane, LPK);
+        lanes_k[c][threadIdx.x].init(a.k, part + LPK*c, lane, LPK);
     }
-    lane_v.init(a.v, part, lane, LPK);
-
-    const char * k = a.k.data + head_kv*a.k.nb2 + stream*a.k.nb3;
-    const char * v = a.v.data + head_kv*a.v.nb2 + stream*a.v.nb3;
+    lanes_v[threadIdx.x].init(a.v, part, lane, LPK);
 
     float q[R][CK][C];
 #pragma unroll
@@ -149,16 +157,18 @@ turbo_fattn_vec(const turbo_fattn_args a) {
         for (int c = 0; c < CK; ++c) {
 #pragma unroll
             for (int j = 0; j < C; ++j) {
-                q[r][c][j] = r < n_rows && lane_k[c].active ? x[(part + LPK*c)*C + j]*a.q_scale : 0.0f;
+                q[r][c][j] = r < n_rows && (part + LPK*c)*C < a.k.d ? x[(part + LPK*c)*C + j]*a.q_scale : 0.0f;
             }
         }
     }
 
-    float o[R][C], M[R], S[R];
+    float (* w)[R] = weights[warp];
+    float2 * state = states [warp][lane];
+
+    float o[R][C];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-        M[r] = -INFINITY;
-        S[r] = 0.0f;
+        state[r] = make_float2(-INFINITY, 0.0f);
 #pragma unroll
         for (int j = 0; j < C; ++j) {
             o[r][j] = 0.0f;
@@ -169,68 +179,78 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     const int first = split*a.chunk;
     const int last  = min(first + a.chunk, a.n_kv);
 
-    float (* w)[R] = weights[warp];
-
     for (int k0 = first + warp*TILE; k0 < last; k0 += TURBO_VEC_WARPS*TILE) {
         const int n = min(TILE, last - k0);
 
-        float bias[R];
-        bool  any = false;
+        bool any = false;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-            bias[r] = -INFINITY;
+            float b = -INFINITY;
             if (lane < n && r < n_rows) {
                 if (!a.mask) {
-                    bias[r] = 0.0f;
+                    b = 0.0f;
                 } else if (r > 0 && mask_row[r] == mask_row[r - 1] && a.n_head_log2 == 0) {
-                    bias[r] = bias[r - 1];
+                    b = w[lane][r - 1];
                 } else {
-                    bias[r] = slope[r]*__half2float(((const half *) a.mask)[(size_t) mask_row[r] + k0 + lane]);
+                    b = slope[r]*__half2float(((const half *) a.mask)[(size_t) mask_row[r] + k0 + lane]);
                 }
-                any = any || bias[r] != -INFINITY;
             }
+            w[lane][r] = b;
+            any = any || b != -INFINITY;
         }
         if (!__any_sync(0xFFFFFFFF, any)) {
             continue;
         }
+        __syncwarp();
 
-        // keys beyond the end are the last one: read, scored, masked
         const int steps = (n + KEYS - 1)/KEYS;
-        const auto row_of = [&](int step) { return (int64_t) (k0 + min(step*KEYS + which, n - 1)); };
 
+        const char * row = rows_k + (k0 + which())*a.k.nb1;
+        turbo_lane<KK, C> lane_k[CK];
         typename turbo_lane<KK, C>::raw_t raw[CK];
 #pragma unroll
         for (int c = 0; c < CK; ++c) {
-            raw[c] = lane_k[c].load(k + row_of(0)*a.k.nb1, a.k.format.bits);
+            lane_k[c] = lanes_k[c][threadIdx.x];
+            raw[c]    = lane_k[c].load(row, a.k.format.bits, which() < n);
         }
+#pragma unroll 1
         for (int step = 0; step < steps; ++step) {
+            const int i = step*KEYS + which();
+            row += KEYS*a.k.nb1;
             typename turbo_lane<KK, C>::raw_t next[CK];
-            if (step + 1 < steps) {
-                const char * row = k + row_of(step + 1)*a.k.nb1;
 #pragma unroll
-                for (int c = 0; c < CK; ++c) {
-                    next[c] = lane_k[c].load(row, a.k.format.bits);
-                }
+            for (int c = 0; c < CK; ++c) {
+                next[c] = lane_k[c].load(row, a.k.format.bits, i + KEYS < n);
             }
             float s[R];
 #pragma unroll
             for (int c = 0; c < CK; ++c) {
-                float x[C];
-                raw[c].values.decode(a.k.format.bits, levels_k, x);
                 const float d = lane_k[c].scale(raw[c]);
+                float sum[R];
+#pragma unroll
+                for (int g = 0; g < C/8; ++g) {
+                    float x[8];
+                    raw[c].values.decode_8(g, a.k.format.bits, levels_k, x);
+#pragma unroll
+                    for (int r = 0; r < R; ++r) {
+                        sum[r] = g == 0 ? 0.0f : sum[r];
+#pragma unroll
+                        for (int j = 0; j < 8; ++j) {
+                            sum[r] += q[r][c][8*g + j]*x[j];
+                        }
+                    }
+                }
 #pragma unroll
                 for (int r = 0; r < R; ++r) {
-                    float sum = 0.0f;
-#pragma unroll
-                    for (int j = 0; j < C; ++j) {
-                        sum += q[r][c][j]*x[j];
-                    }
-                    s[r] = c == 0 ? d*sum : s[r] + d*sum;
+                    s[r] = c == 0 ? d*sum[r] : s[r] + d*sum[r];
                 }
             }
-            const float sum = turbo_sum_rows<R, LPK>(s, lane);
+            const float sum = turbo_sum_rows<R, LPK/2>(s, lane);
             if (part % (LPK/R) == 0) {
-                w[step*KEYS + which][part/(LPK/R)] = sum;
+                float & score = w[i][part/(LPK/R)];
+                if (score != -INFINITY) { // a masked key stays masked, whatever its score
+                    score += a.cap != 0.0f ? turbo_fattn_softcap(a.cap, sum) : sum;
+                }
             }
 #pragma unroll
             for (int c = 0; c < CK; ++c) {
@@ -241,50 +261,55 @@ turbo_fattn_vec(const turbo_fattn_args a) {
 
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-            float s = -INFINITY;
-            if (bias[r] != -INFINITY) {
-                s = w[lane][r];
-                s = bias[r] + (a.cap != 0.0f ? turbo_fattn_softcap(a.cap, s) : s);
-            }
+            const float  s   = w[lane][r];
+            const float2 old = state[r];
             float m = s;
 #pragma unroll
             for (int i = 16; i > 0; i /= 2) {
                 m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, i));
             }
-            m = fmaxf(m, M[r]);
+            m = fmaxf(m, old.x);
             const float p = s == -INFINITY ? 0.0f : exp2f(s - m);
             w[lane][r] = p;
-            if (m != M[r]) { // the same in all lanes
-                const float alpha = exp2f(M[r] - m);
-                S[r] *= alpha;
+
+            float alpha = 1.0f;
+            if (m != old.x) { // the same in all lanes
+                alpha = exp2f(old.x - m);
 #pragma unroll
                 for (int j = 0; j < C; ++j) {
                     o[r][j] *= alpha;
                 }
-                M[r] = m;
             }
-            S[r] += p;
+            state[r] = make_float2(m, old.y*alpha + p);
         }
         __syncwarp();
 
-        typename turbo_lane<KV, C>::raw_t raw_v = lane_v.load(v + row_of(0)*a.v.nb1, a.v.format.bits);
+        row = rows_v + (k0 + which())*a.v.nb1;
+        const turbo_lane<KV, C> lane_v = lanes_v[threadIdx.x];
+        typename turbo_lane<KV, C>::raw_t raw_v = lane_v.load(row, a.v.format.bits, which() < n);
+#pragma unroll 1
         for (int step = 0; step < steps; ++step) {
-            typename turbo_lane<KV, C>::raw_t next;
-            if (step + 1 < steps) {
-                next = lane_v.load(v + row_of(step + 1)*a.v.nb1, a.v.format.bits);
-            }
-            const float d = lane_v.scale(raw_v);
-            float x[C];
-            raw_v.values.decode(a.v.format.bits, levels_v, x);
+            const int i = step*KEYS + which(); // the weights of keys beyond the end are 0
+            row += KEYS*a.v.nb1;
+            const typename turbo_lane<KV, C>::raw_t next = lane_v.load(row, a.v.format.bits, i + KEYS < n);
 
-            const int i = step*KEYS + which; // rows beyond the end have the weight 0
+            const float d = lane_v.scale(raw_v);
+            float p[R];
 #pragma unroll
             for (int r = 0; r < R; ++r) {
-                const float p  = w[i][r];
-                const float pd = p == 0.0f ? 0.0f : p*d;
+                p[r] = w[i][r];
+                p[r] = p[r] == 0.0f ? 0.0f : p[r]*d;
+            }
 #pragma unroll
-                for (int j = 0; j < C; ++j) {
-                    o[r][j] += pd*x[j];
+            for (int g = 0; g < C/8; ++g) {
+                float x[8];
+                raw_v.values.decode_8(g, a.v.format.bits, levels_v, x);
+#pragma unroll
+                for (int r = 0; r < R; ++r) {
+#pragma unroll
+                    for (int j = 0; j < 8; ++j) {
+                        o[r][8*g + j] += p[r]*x[j];
+                    }
                 }
             }
             raw_v = next;
@@ -295,9 +320,10 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     // lanes of other keys, then other warps
 #pragma unroll
     for (int r = 0; r < R; ++r) {
+        float sum = state[r].y;
 #pragma unroll
         for (int i = 16; i > 0; i /= 2) {
-            S[r] += __shfl_xor_sync(0xFFFFFFFF, S[r], i);
+            sum += __shfl_xor_sync(0xFFFFFFFF, sum, i);
         }
 #pragma unroll
         for (int j = 0; j < C; ++j) {
@@ -305,13 +331,13 @@ turbo_fattn_vec(const turbo_fattn_args a) {
             for (int i = LPK; i < 32; i *= 2) {
                 o[r][j] += __shfl_xor_sync(0xFFFFFFFF, o[r][j], i);
             }
-            if (which == 0) {
+            if (which() == 0) {
                 out[warp][r][j][part] = o[r][j];
             }
         }
         if (lane == 0) {
-            out_M[warp][r] = M[r];
-            out_S[warp][r] = S[r];
+            out_M[warp][r] = state[r].x;
+            out_S[warp][r] = sum;
         }
     }
     __syncthreads();
@@ -321,12 +347,12 @@ turbo_fattn_vec(const turbo_fattn_args a) {
         const int j = i % a.v.d;
 
         float m = -INFINITY;
-#pragma unroll
+#pragma unroll 1
         for (int u = 0; u < TURBO_VEC_WARPS; ++u) {
             m = fmaxf(m, out_M[u][r]);
         }
         float sum = 0.0f, y = 0.0f;
-#pragma unroll
+#pragma unroll 1
         for (int u = 0; u < TURBO_VEC_WARPS; ++u) {
             if (out_S[u][r] != 0.0f) {
                 const float f = exp2f(out_M[u][r] - m);

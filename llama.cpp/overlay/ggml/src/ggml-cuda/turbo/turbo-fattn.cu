@@ -3,6 +3,8 @@
 #include "turbo-fattn.cuh"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 
 static bool side_kind(const ggml_tensor * t, turbo_kind & kind) {
     if (ggml_is_turbo(t->type)) {
@@ -116,6 +118,18 @@ static __global__ void turbo_fattn_merge(const turbo_fattn_args a) {
     a.dst[row*a.v.d + threadIdx.x] = y*turbo_fattn_factor(a, (int) (row % a.n_head), M, S);
 }
 
+// GGML_TURBO_FATTN=vec or tile is for tests: it forces one.
+static bool use_vec(const turbo_fattn_args & a) {
+    const char * name = getenv("GGML_TURBO_FATTN");
+    if (!name || !*name) {
+        return a.rows <= ggml_cuda_turbo_fattn_vec_rows(a);
+    }
+    if (strcmp(name, "vec") != 0 && strcmp(name, "tile") != 0) {
+        GGML_ABORT("GGML_TURBO_FATTN=%s: there are: vec, tile", name);
+    }
+    return name[0] == 'v';
+}
+
 void ggml_cuda_turbo_fattn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     turbo_fattn_args a = make_args(dst);
     cudaStream_t stream = ctx.stream();
@@ -124,7 +138,7 @@ void ggml_cuda_turbo_fattn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         return;
     }
 
-    const bool vec = a.rows <= ggml_cuda_turbo_fattn_vec_rows(a);
+    const bool vec = use_vec(a);
 
     // Keys are split until every multiprocessor has its blocks: 3 of the vec kernels fit, 1 or 2 of the tile kernels (their head comments).
     const int64_t nsm      = ggml_cuda_info().devices[ctx.device].nsm;
