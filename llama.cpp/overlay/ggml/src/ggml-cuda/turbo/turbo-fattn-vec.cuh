@@ -120,7 +120,7 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     const int lane  = threadIdx.x % 32;
     const int warp  = threadIdx.x / 32;
     const int part  = lane % LPK; // of a key
-    const auto which = [] { return (int) (threadIdx.x % 32)/LPK; }; // key; cheaper to find again than to keep
+    const int which = lane / LPK; // key
 
     const int split   = blockIdx.x;
     const int row0    = blockIdx.y*R;
@@ -205,17 +205,17 @@ turbo_fattn_vec(const turbo_fattn_args a) {
 
         const int steps = (n + KEYS - 1)/KEYS;
 
-        const char * row = rows_k + (k0 + which())*a.k.nb1;
+        const char * row = rows_k + (k0 + which)*a.k.nb1;
         turbo_lane<KK, C> lane_k[CK];
         typename turbo_lane<KK, C>::raw_t raw[CK];
 #pragma unroll
         for (int c = 0; c < CK; ++c) {
             lane_k[c] = lanes_k[c][threadIdx.x];
-            raw[c]    = lane_k[c].load(row, a.k.format.bits, which() < n);
+            raw[c]    = lane_k[c].load(row, a.k.format.bits, which < n);
         }
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
-            const int i = step*KEYS + which();
+            const int i = step*KEYS + (threadIdx.x % 32)/LPK;
             row += KEYS*a.k.nb1;
             typename turbo_lane<KK, C>::raw_t next[CK];
 #pragma unroll
@@ -284,12 +284,12 @@ turbo_fattn_vec(const turbo_fattn_args a) {
         }
         __syncwarp();
 
-        row = rows_v + (k0 + which())*a.v.nb1;
+        row = rows_v + (k0 + (threadIdx.x % 32)/LPK)*a.v.nb1; // found again: no register is left for what was found before
         const turbo_lane<KV, C> lane_v = lanes_v[threadIdx.x];
-        typename turbo_lane<KV, C>::raw_t raw_v = lane_v.load(row, a.v.format.bits, which() < n);
+        typename turbo_lane<KV, C>::raw_t raw_v = lane_v.load(row, a.v.format.bits, which < n);
 #pragma unroll 1
         for (int step = 0; step < steps; ++step) {
-            const int i = step*KEYS + which(); // the weights of keys beyond the end are 0
+            const int i = step*KEYS + which; // the weights of keys beyond the end are 0
             row += KEYS*a.v.nb1;
             const typename turbo_lane<KV, C>::raw_t next = lane_v.load(row, a.v.format.bits, i + KEYS < n);
 
@@ -331,7 +331,7 @@ turbo_fattn_vec(const turbo_fattn_args a) {
             for (int i = LPK; i < 32; i *= 2) {
                 o[r][j] += __shfl_xor_sync(0xFFFFFFFF, o[r][j], i);
             }
-            if (which() == 0) {
+            if (which == 0) {
                 out[warp][r][j][part] = o[r][j];
             }
         }
