@@ -113,7 +113,7 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     __shared__ float2   states [TURBO_VEC_WARPS][TILE][R]; // of a lane: the maximum, the sum of the weights that it has seen
     __shared__ turbo_lane<KK, C> lanes_k[CK][32*TURBO_VEC_WARPS]; // kept here for registers' sake, as are the rows' starts
     __shared__ turbo_lane<KV, C> lanes_v[32*TURBO_VEC_WARPS];
-    __shared__ const char * rows_k, * rows_v;
+    __shared__ int64_t first_k, first_v;
     __shared__ float    out[TURBO_VEC_WARPS][R][C][LPK];
     __shared__ float    out_M[TURBO_VEC_WARPS][R], out_S[TURBO_VEC_WARPS][R];
 
@@ -139,8 +139,8 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     }
 
     if (threadIdx.x == 0) {
-        rows_k = a.k.data + head_kv*a.k.nb2 + stream*a.k.nb3;
-        rows_v = a.v.data + head_kv*a.v.nb2 + stream*a.v.nb3;
+        first_k = head_kv*a.k.nb2 + stream*a.k.nb3;
+        first_v = head_kv*a.v.nb2 + stream*a.v.nb3;
     }
 #pragma unroll
     for (int c = 0; c < CK; ++c) {
@@ -205,7 +205,7 @@ turbo_fattn_vec(const turbo_fattn_args a) {
 
         const int steps = (n + KEYS - 1)/KEYS;
 
-        const char * row = rows_k + (k0 + which)*a.k.nb1;
+        const char * row = a.k.data + first_k + (k0 + which)*a.k.nb1;
         turbo_lane<KK, C> lane_k[CK];
         typename turbo_lane<KK, C>::raw_t raw[CK];
 #pragma unroll
@@ -284,7 +284,7 @@ turbo_fattn_vec(const turbo_fattn_args a) {
         }
         __syncwarp();
 
-        row = rows_v + (k0 + (threadIdx.x % 32)/LPK)*a.v.nb1; // found again: no register is left for what was found before
+        row = a.v.data + first_v + (k0 + (threadIdx.x % 32)/LPK)*a.v.nb1; // found again: no register is left for what was found before
         const turbo_lane<KV, C> lane_v = lanes_v[threadIdx.x];
         typename turbo_lane<KV, C>::raw_t raw_v = lane_v.load(row, a.v.format.bits, which < n);
 #pragma unroll 1
