@@ -1,4 +1,4 @@
-// Attention of many query rows on packed keys and values: the prompt kernel, and decoding of wide groups.
+// Attention of many query rows on packed keys and values: where there are no tensor cores for it (turbo-fattn-mma.cu).
 //
 // Grid      x: row blocks, last first (in a causal mask they have the most keys), y: runs of keys, z: KV heads times streams. 128 threads.
 // Tile      KT keys are decoded to f32 in shared memory, then KT values into the same place: what exists of the history outside of the packed

@@ -118,16 +118,25 @@ static __global__ void turbo_fattn_merge(const turbo_fattn_args a) {
     a.dst[row*a.v.d + threadIdx.x] = y*turbo_fattn_factor(a, (int) (row % a.n_head), M, S);
 }
 
-// GGML_TURBO_FATTN=vec or tile is for tests: it forces one.
-static bool use_vec(const turbo_fattn_args & a) {
+enum fattn_kernel { FATTN_VEC, FATTN_TILE, FATTN_MMA };
+
+// GGML_TURBO_FATTN=vec, tile or mma is for tests: it forces one.
+static fattn_kernel choose_kernel(const turbo_fattn_args & a, int cc) {
+    const bool   mma  = ggml_cuda_turbo_fattn_mma_has(a, cc);
     const char * name = getenv("GGML_TURBO_FATTN");
     if (!name || !*name) {
-        return a.rows <= ggml_cuda_turbo_fattn_vec_rows(a);
+        return a.rows <= ggml_cuda_turbo_fattn_vec_rows(a) ? FATTN_VEC : mma ? FATTN_MMA : FATTN_TILE;
     }
-    if (strcmp(name, "vec") != 0 && strcmp(name, "tile") != 0) {
-        GGML_ABORT("GGML_TURBO_FATTN=%s: there are: vec, tile", name);
+    if (strcmp(name, "vec") == 0) {
+        return FATTN_VEC;
     }
-    return name[0] == 'v';
+    if (strcmp(name, "tile") == 0) {
+        return FATTN_TILE;
+    }
+    if (strcmp(name, "mma") == 0 && mma) {
+        return FATTN_MMA;
+    }
+    GGML_ABORT("GGML_TURBO_FATTN=%s: this node and device offer: vec, tile%s", name, mma ? ", mma" : "");
 }
 
 void ggml_cuda_turbo_fattn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
@@ -138,13 +147,14 @@ void ggml_cuda_turbo_fattn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         return;
     }
 
-    const bool vec = use_vec(a);
+    const auto & device = ggml_cuda_info().devices[ctx.device];
+    const fattn_kernel kernel = choose_kernel(a, device.cc);
 
-    // Keys are split until every multiprocessor has its blocks: 3 of the vec kernels fit, 1 or 2 of the tile kernels (their head comments).
-    const int64_t nsm      = ggml_cuda_info().devices[ctx.device].nsm;
-    const int64_t n_blocks = vec ? ggml_cuda_turbo_fattn_vec_blocks(a) : ggml_cuda_turbo_fattn_tile_blocks(a);
-    const int64_t n_wanted = std::max<int64_t>(1, (vec ? 3 : 2)*nsm/n_blocks);
-    const int64_t min_keys = vec ? 128 : 256;
+    // Keys are split until every multiprocessor has its blocks: 3 of the vec kernels fit, 1 or 2 of the others (their head comments).
+    const int64_t n_blocks =
+        kernel == FATTN_VEC ? ggml_cuda_turbo_fattn_vec_blocks(a) : kernel == FATTN_MMA ? ggml_cuda_turbo_fattn_mma_blocks(a) : ggml_cuda_turbo_fattn_tile_blocks(a);
+    const int64_t n_wanted = std::max<int64_t>(1, (kernel == FATTN_VEC ? 3 : kernel == FATTN_MMA ? 1 : 2)*device.nsm/n_blocks);
+    const int64_t min_keys = kernel == FATTN_VEC ? 128 : 256;
     const int64_t n_split  = std::min(n_wanted, std::max<int64_t>(1, a.n_kv/min_keys));
     a.chunk   = (int) ((a.n_kv + n_split - 1)/n_split + 31)/32*32;
     a.n_split = (a.n_kv + a.chunk - 1)/a.chunk;
@@ -156,8 +166,10 @@ void ggml_cuda_turbo_fattn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
         a.meta = meta.alloc(ggml_nrows(dst)*a.n_split);
     }
 
-    if (!vec) {
+    if (kernel == FATTN_TILE) {
         ggml_cuda_turbo_fattn_tile(a, stream);
+    } else if (kernel == FATTN_MMA) {
+        ggml_cuda_turbo_fattn_mma(a, stream);
     } else if (a.k.kind == TURBO_KIND_TURBO && a.v.kind == TURBO_KIND_TURBO) {
         ggml_cuda_turbo_fattn_vec(a, stream);
     } else {

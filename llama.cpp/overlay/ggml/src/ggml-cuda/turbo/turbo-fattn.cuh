@@ -84,9 +84,14 @@ int  ggml_cuda_turbo_fattn_vec_rows(const turbo_fattn_args & a);
 void ggml_cuda_turbo_fattn_vec      (const turbo_fattn_args & a, cudaStream_t stream);
 void ggml_cuda_turbo_fattn_vec_mixed(const turbo_fattn_args & a, cudaStream_t stream);
 void ggml_cuda_turbo_fattn_tile     (const turbo_fattn_args & a, cudaStream_t stream);
+void ggml_cuda_turbo_fattn_mma      (const turbo_fattn_args & a, cudaStream_t stream);
 
 // thread blocks before the keys are split
 int64_t ggml_cuda_turbo_fattn_vec_blocks (const turbo_fattn_args & a);
 int64_t ggml_cuda_turbo_fattn_tile_blocks(const turbo_fattn_args & a);
+int64_t ggml_cuda_turbo_fattn_mma_blocks (const turbo_fattn_args & a);
+
+// whether the tensor cores of a device can do it
+bool ggml_cuda_turbo_fattn_mma_has(const turbo_fattn_args & a, int cc);
 
 bool ggml_cuda_turbo_fattn_tile_supports(int64_t d_k, int64_t d_v);
