@@ -114,6 +114,7 @@ static int mma_tokens(int rows, int group) {
 
 template <int D>
 static __global__ void __launch_bounds__(32*mma_shape<D>::warps, D == 128 ? 1 : 2) turbo_fattn_mma(const turbo_fattn_args a) {
+#if __CUDA_ARCH__ >= GGML_CUDA_CC_AMPERE
     constexpr int KT     = mma_shape<D>::keys;
     constexpr int RT     = mma_shape<D>::rows;
     constexpr int STRIDE = D + 8;       // of K and V rows, in values of one key
@@ -147,6 +148,8 @@ static __global__ void __launch_bounds__(32*mma_shape<D>::warps, D == 128 ? 1 : 
     const char * k = a.k.data + head_kv*a.k.nb2 + stream*a.k.nb3;
     const char * v = a.v.data + head_kv*a.v.nb2 + stream*a.v.nb3;
     const half * mask = (const half *) a.mask + turbo_fattn_mask_row(a, stream, 0, 0);
+
+    const bool idle = row0 + 16*warp > last_row; // no row of the warp exists: it decodes and no more
 
     // the two rows of this thread
     uint32_t q[D/16][4];
@@ -221,82 +224,86 @@ static __global__ void __launch_bounds__(32*mma_shape<D>::warps, D == 128 ? 1 : 
         }
 
         float s[KT/8][4]; // keys 8*j + 2*gc + {0, 1} of rows gr (0, 1) and gr + 8 (2, 3)
+        if (!idle) {
 #pragma unroll
-        for (int j = 0; j < KT/8; ++j) {
+            for (int j = 0; j < KT/8; ++j) {
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                s[j][i] = 0.0f;
-            }
-            const uint32_t * b = (const uint32_t *) (tile_k + (8*j + gr)*STRIDE) + gc;
+                for (int i = 0; i < 4; ++i) {
+                    s[j][i] = 0.0f;
+                }
+                const uint32_t * b = (const uint32_t *) (tile_k + (8*j + gr)*STRIDE) + gc;
 #pragma unroll
-            for (int i = 0; i < D/16; ++i) {
-                if (16*i < a.k.d) {
-                    mma_16816(s[j], q[i], b[8*i], b[8*i + 4]);
+                for (int i = 0; i < D/16; ++i) {
+                    if (16*i < a.k.d) {
+                        mma_16816(s[j], q[i], b[8*i], b[8*i + 4]);
+                    }
                 }
             }
-        }
 
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float m = M[h];
+            for (int h = 0; h < 2; ++h) {
+                float m = M[h];
 #pragma unroll
-            for (int j = 0; j < KT/8; ++j) {
+                for (int j = 0; j < KT/8; ++j) {
 #pragma unroll
-                for (int u = 0; u < 2; ++u) {
-                    float & x = s[j][2*h + u];
-                    if (a.cap != 0.0f) {
-                        x = turbo_fattn_softcap(a.cap, x);
+                    for (int u = 0; u < 2; ++u) {
+                        float & x = s[j][2*h + u];
+                        if (a.cap != 0.0f) {
+                            x = turbo_fattn_softcap(a.cap, x);
+                        }
+                        if (masked) {
+                            const float b = slope[h]*__half2float(masks[mask_row[h] + 8*j + 2*gc + u]);
+                            x = b == -INFINITY ? b : x + b;
+                        }
+                        m = fmaxf(m, x);
                     }
-                    if (masked) {
-                        const float b = slope[h]*__half2float(masks[mask_row[h] + 8*j + 2*gc + u]);
-                        x = b == -INFINITY ? b : x + b;
-                    }
-                    m = fmaxf(m, x);
                 }
-            }
-            m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, 2));
-            const float alpha = M[h] == m ? 1.0f : exp2f(M[h] - m);
-            M[h] = m;
-            S[h] *= alpha;
+                m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, 1));
+                m = fmaxf(m, __shfl_xor_sync(0xFFFFFFFF, m, 2));
+                const float alpha = M[h] == m ? 1.0f : exp2f(M[h] - m);
+                M[h] = m;
+                S[h] *= alpha;
 #pragma unroll
-            for (int i = 0; i < D/8; ++i) {
-                o[i][2*h]     *= alpha;
-                o[i][2*h + 1] *= alpha;
-            }
+                for (int i = 0; i < D/8; ++i) {
+                    o[i][2*h]     *= alpha;
+                    o[i][2*h + 1] *= alpha;
+                }
 #pragma unroll
-            for (int j = 0; j < KT/8; ++j) {
+                for (int j = 0; j < KT/8; ++j) {
 #pragma unroll
-                for (int u = 0; u < 2; ++u) {
-                    float & x = s[j][2*h + u];
-                    x = x == -INFINITY ? 0.0f : exp2f(x - m);
-                    S[h] += x;
+                    for (int u = 0; u < 2; ++u) {
+                        float & x = s[j][2*h + u];
+                        x = x == -INFINITY ? 0.0f : exp2f(x - m);
+                        S[h] += x;
+                    }
                 }
             }
         }
         __syncthreads(); // V is there
 
+        if (!idle) {
 #pragma unroll
-        for (int j = 0; j < KT/16; ++j) {
-            const uint32_t p[4] = {
-                pack_half2(s[2*j][0],     s[2*j][1]),     pack_half2(s[2*j][2],     s[2*j][3]),
-                pack_half2(s[2*j + 1][0], s[2*j + 1][1]), pack_half2(s[2*j + 1][2], s[2*j + 1][3]),
-            };
-            const uint32_t * b = (const uint32_t *) tile_v + (8*j + gc)*STRIDE + gr;
+            for (int j = 0; j < KT/16; ++j) {
+                const uint32_t p[4] = {
+                    pack_half2(s[2*j][0],     s[2*j][1]),     pack_half2(s[2*j][2],     s[2*j][3]),
+                    pack_half2(s[2*j + 1][0], s[2*j + 1][1]), pack_half2(s[2*j + 1][2], s[2*j + 1][3]),
+                };
+                const uint32_t * b = (const uint32_t *) tile_v + (8*j + gc)*STRIDE + gr;
 #pragma unroll
-            for (int i = 0; i < D/8; ++i) {
-                if (8*i < a.v.d) {
-                    mma_16816(o[i], p, b[8*i], b[8*i + 4*STRIDE]);
+                for (int i = 0; i < D/8; ++i) {
+                    if (8*i < a.v.d) {
+                        mma_16816(o[i], p, b[8*i], b[8*i + 4*STRIDE]);
+                    }
                 }
             }
-        }
 #pragma unroll
-        for (int j = 0; j < KT/8; ++j) {
+            for (int j = 0; j < KT/8; ++j) {
 #pragma unroll
-            for (int u = 0; u < 2; ++u) {
-                if (bad[8*j + 2*gc + u]) {
-                    S[0] = s[j][u]     == 0.0f ? S[0] : NAN;
-                    S[1] = s[j][u + 2] == 0.0f ? S[1] : NAN;
+                for (int u = 0; u < 2; ++u) {
+                    if (bad[8*j + 2*gc + u]) {
+                        S[0] = s[j][u]     == 0.0f ? S[0] : NAN;
+                        S[1] = s[j][u + 2] == 0.0f ? S[1] : NAN;
+                    }
                 }
             }
         }
@@ -325,6 +332,10 @@ static __global__ void __launch_bounds__(32*mma_shape<D>::warps, D == 128 ? 1 : 
             a.meta[dst_row*a.n_split + split] = make_float2(M[h], S[h]);
         }
     }
+#else
+    GGML_UNUSED(a);
+    NO_DEVICE_CODE;
+#endif // __CUDA_ARCH__ >= GGML_CUDA_CC_AMPERE
 }
 
 // the width of the kernel, 0: none
