@@ -344,9 +344,12 @@ static int mma_width(const turbo_fattn_args & a) {
     return a.mask_ne2 != 1 ? 0 : d <= 64 ? 64 : d <= 128 ? 128 : d <= 256 ? 256 : 0;
 }
 
-// A fragment has 16 rows; what a tile of the plain kernel decodes for as many, this one does for its whole block.
 bool ggml_cuda_turbo_fattn_mma_has(const turbo_fattn_args & a, int cc) {
     return ampere_mma_available(cc) && mma_width(a) != 0;
+}
+
+int ggml_cuda_turbo_fattn_mma_resident(const turbo_fattn_args & a) {
+    return mma_width(a) == 128 ? 1 : 2;
 }
 
 int64_t ggml_cuda_turbo_fattn_mma_blocks(const turbo_fattn_args & a) {

@@ -150,10 +150,10 @@ void ggml_cuda_turbo_fattn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const auto & device = ggml_cuda_info().devices[ctx.device];
     const fattn_kernel kernel = choose_kernel(a, device.cc);
 
-    // Keys are split until every multiprocessor has its blocks: 3 of the vec kernels fit, 1 or 2 of the others (their head comments).
+    // Keys are split until every multiprocessor has the blocks that fit there (head comments of the kernels).
     const int64_t n_blocks =
         kernel == FATTN_VEC ? ggml_cuda_turbo_fattn_vec_blocks(a) : kernel == FATTN_MMA ? ggml_cuda_turbo_fattn_mma_blocks(a) : ggml_cuda_turbo_fattn_tile_blocks(a);
-    const int64_t n_wanted = std::max<int64_t>(1, (kernel == FATTN_VEC ? 3 : kernel == FATTN_MMA ? 1 : 2)*device.nsm/n_blocks);
+    const int64_t n_wanted = std::max<int64_t>(1, (kernel == FATTN_VEC ? 3 : kernel == FATTN_MMA ? ggml_cuda_turbo_fattn_mma_resident(a) : 2)*device.nsm/n_blocks);
     const int64_t min_keys = kernel == FATTN_VEC ? 128 : 256;
     const int64_t n_split  = std::min(n_wanted, std::max<int64_t>(1, a.n_kv/min_keys));
     a.chunk   = (int) ((a.n_kv + n_split - 1)/n_split + 31)/32*32;

@@ -91,6 +91,9 @@ int64_t ggml_cuda_turbo_fattn_vec_blocks (const turbo_fattn_args & a);
 int64_t ggml_cuda_turbo_fattn_tile_blocks(const turbo_fattn_args & a);
 int64_t ggml_cuda_turbo_fattn_mma_blocks (const turbo_fattn_args & a);
 
+// blocks that fit on a multiprocessor
+int ggml_cuda_turbo_fattn_mma_resident(const turbo_fattn_args & a);
+
 // whether the tensor cores of a device can do it
 bool ggml_cuda_turbo_fattn_mma_has(const turbo_fattn_args & a, int cc);
 
