@@ -4,5 +4,4 @@
 CASE( 64, F16,  F16)
 CASE(128, F16,  F16)
 CASE(256, F16,  F16)
-CASE(128, Q8_0, Q8_0)
 #undef CASE
