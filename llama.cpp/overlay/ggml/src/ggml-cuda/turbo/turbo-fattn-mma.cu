@@ -10,9 +10,9 @@
 // Resources registers of a thread: d/4 of Q, d/2 of output, KT/2 of scores.
 //
 //           d          warps   rows x KT   registers   shared memory   blocks an SM (sm_90)
-//           64         8       128 x 64    <= 128      34 KiB          2
-//           80 to 128  8       128 x 64    <= 255      51 KiB          1
-//           to 256     4        64 x 32    <= 255      39 KiB          2
+//           64         8       128 x 64    <= 128      36 KiB          2
+//           80 to 128  8       128 x 64    <= 255      52 KiB          1
+//           to 256     4        64 x 32    <= 255      38 KiB          2
 
 #include "turbo-fattn.cuh"
 

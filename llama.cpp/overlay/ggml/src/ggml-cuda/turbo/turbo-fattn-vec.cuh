@@ -12,7 +12,8 @@
 // Softmax   scores go through shared memory (32 x R a warp): for it a lane is a key.
 // NaN       a key whose weight is zero adds nothing, whatever its scale.
 // Resources 4 warps. C*R*(CK + 1) from 96: 3 blocks an SM, <= 168 registers; from 48: 4 blocks, <= 128; else 5 blocks, <= 96.
-//           Shared memory: 4*R*LPK*C + 384*R floats and 3 to 6 KiB, 17 KiB for d = 128 and R = 4, 44 KiB at most.
+//           Shared memory: 4*R*LPK*C + 384*R floats and 3 to 6 KiB, 17 KiB for d = 128 and R = 4, 48 KiB at most (d = 256,
+//           R = 8). Where an SM has 64 KiB (sm_75) this allows 1 block of the widest, 2 or 3 of the others.
 
 #include "turbo-fattn.cuh"
 
