@@ -271,6 +271,8 @@ X(1) X(2) X(4) X(8) X(16)
 #undef X
 void __tsan_read_range (void * p, long n) { emu::check_access((uintptr_t) p, n, false, false, PC); }
 void __tsan_write_range(void * p, long n) { emu::check_access((uintptr_t) p, n, true,  false, PC); }
+// guards of static variables, in launch code
+char __tsan_atomic8_load(const volatile char * p, int order) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 void __tsan_init() {}
 void __tsan_func_entry(void *) {}
 void __tsan_func_exit() {}

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Rewrites CUDA sources into what a C++ compiler parses. Usage: emu_prep.py SOURCE_DIR TARGET_DIR [FILE ...]
+"""Rewrites CUDA sources into what a C++ compiler parses. Usage: emu_prep.py SOURCE_DIR TARGET_DIR
 
-    kernel<<<g, b, s, st>>>(args)          ->  emu::make_launcher("kernel", [&](auto && ... a) { kernel(a...); }, g, b, s, st)(args)
+    kernel<<<g, b, s, st>>>(args)          ->  emu::make_launcher("kernel", a lambda that calls it, g, b, s, st)(args)
     extern __shared__ T x[];               ->  T * x = (T *) emu::shared_dynamic();
     __shared__ T x[N], y;                  ->  references into the emulated block's shared memory
     asm volatile("..." : outs : ins : clb) ->  emu::ptx("...", {emu::out(outs)...}, {emu::value(ins)...})
@@ -133,11 +133,12 @@ def shared_arrays(text: str) -> str:
             )
         return " ".join(lines)
 
-    return re.sub(
-        r"(?<!extern )\b__shared__\s+(?:(?:__align__|alignas)\((\d+)\)\s+)?((?:const\s+)?[\w:]+(?:<[^;<>]*>)?)\s+([^;=(]*(?:\([^;]*\)[^;=(]*)*);",
-        declare,
-        text,
+    pattern = (
+        r"(?<!extern )\b__shared__\s+(?:(?:__align__|alignas)\((\d+)\)\s+)?"  # alignment
+        r"((?:const\s+)?[\w:]+(?:<[^;<>]*>)?)\s+"  # type
+        r"([^;=(]*(?:\([^;]*\)[^;=(]*)*);"  # declarators
     )
+    return re.sub(pattern, declare, text)
 
 
 def convert(text: str) -> str:
