@@ -43,6 +43,7 @@ namespace emu {
 // It stays valid until the caller's second next rendezvous with the same mask.
 using exchange_rows = const unsigned char (*)[64];
 exchange_rows exchange(unsigned mask, const void * mine, size_t size);
+void shuffle(unsigned mask, const void * mine, void * res, size_t size, int src);
 void sync_warp(unsigned mask); // also orders memory, which a shuffle does not
 void sync_block();
 int  sync_block_or(int p);
@@ -67,9 +68,8 @@ template <typename K> launcher<K> make_launcher(const char * name, K k, dim3 g, 
 
 template <typename T> T from_lane(unsigned mask, T v, int src) { // the value of lane src, one's own if src < 0
     static_assert(sizeof(T) <= 64, "shuffled type is too large");
-    const exchange_rows r = exchange(mask, &v, sizeof(T));
     T res;
-    __builtin_memcpy((void *) &res, r[src < 0 ? lane() : src], sizeof(T));
+    shuffle(mask, &v, (void *) &res, sizeof(T), src);
     return res;
 }
 unsigned ballot(unsigned mask, bool p);

@@ -302,6 +302,12 @@ exchange_rows exchange(unsigned mask, const void * mine, size_t size) {
     return meet(mask, mine, size, slot).rows[slot];
 }
 
+// here, not in the kernel's unit: the rows are no memory of the kernel's
+void shuffle(unsigned mask, const void * mine, void * res, size_t size, int src) {
+    const exchange_rows r = exchange(mask, mine, size);
+    memcpy(res, r[src < 0 ? lane() : src], size);
+}
+
 void sync_warp(unsigned mask) {
     unsigned slot;
     const unsigned before = warps[current->warp].barriers[mask & warps[current->warp].alive].generation;
