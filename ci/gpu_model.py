@@ -1,6 +1,6 @@
-"""Writes a synthetic Llama model: random f16 weights, a vocabulary of bytes. Usage: gpu_model.py tiny|8b OUT.gguf [LAYERS]
+"""Writes a synthetic Llama model: random f16 weights, a vocabulary of bytes. Usage: gpu_model.py tiny|8b OUT.gguf [N]
 
-`8b` has the layers of Llama-3-8B (4096 wide, 32 query and 8 KV heads of 128), and few of them; `tiny` is for CPU/GPU parity.
+N layers. `8b`: those of Llama-3-8B (4096 wide, 32 query and 8 KV heads of 128). `tiny`: for CPU/GPU parity.
 """
 
 import sys

@@ -60,8 +60,10 @@ public:
     }
 
     // T = double: the truth. T = float: what arithmetic in f32 gives, sums in order, weights by expf, one division at the end.
+    // half_operands: queries, keys, values and weights are rounded to f16 and the sums are of T: what tensor cores do.
     // flip negates the values of every fourth key, the last one among them: a result that is near this one read other values.
-    template <typename T> std::vector<T> reference(bool flip = false) const {
+    template <typename T> std::vector<T> reference(bool flip = false, bool half_operands = false) const {
+        auto h16 = [&](T x) { return half_operands ? (T) ggml_fp16_to_fp32(ggml_fp32_to_fp16((float) x)) : x; };
         const int64_t n_head = c.n_head_kv*c.group;
         std::vector<T> res(c.dv*n_head*c.n_tokens*c.n_stream);
         const int n_log2 = 1 << (int) floor(log2((double) n_head));
@@ -83,9 +85,9 @@ public:
                             }
                             T dot = 0;
                             for (int64_t d = 0; d < c.dk; ++d) {
-                                dot += (T) qi[d]*kf[j*c.dk + d];
+                                dot += h16(half_operands ? (T) qi[d]*(T) scale() : (T) qi[d])*h16(kf[j*c.dk + d]);
                             }
-                            dot *= (T) scale();
+                            dot *= half_operands ? T(1) : (T) scale();
                             if (c.softcap != 0.0f) {
                                 dot = (T) c.softcap*std::tanh(dot/(T) c.softcap);
                             }
@@ -101,7 +103,7 @@ public:
                             const T p = std::exp(x[j] - m);
                             sum += p;
                             for (int64_t d = 0; d < c.dv; ++d) {
-                                y[d] += p*(vf[j*c.dv + d]*(flip && (c.n_kv - 1 - j) % 4 == 0 ? -1.0f : 1.0f));
+                                y[d] += h16(p)*(h16(vf[j*c.dv + d])*(flip && (c.n_kv - 1 - j) % 4 == 0 ? T(-1) : T(1)));
                             }
                         }
                         for (int64_t d = 0; d < c.dv && sum > 0; ++d) {
@@ -176,9 +178,9 @@ private:
 
 struct errors { double kernel, plain, control; };
 
-inline errors measure(const fixture & f, const std::vector<float> & y) {
+inline errors measure(const fixture & f, const std::vector<float> & y, bool half_operands = false) {
     const auto exact = f.reference<double>();
-    const auto plain = f.reference<float>();
+    const auto plain = f.reference<float>(false, half_operands);
     const auto flipped = f.reference<double>(true);
     return { check::rel_rms(y.data(), exact.data(), y.size()), check::rel_rms(plain.data(), exact.data(), y.size()), check::rel_rms(y.data(), flipped.data(), y.size()) };
 }
