@@ -46,6 +46,11 @@ static void run_case(const test_case & c, unsigned seed, const char * kernel, bo
     if (!check::no_faults(what.c_str())) {
         return;
     }
+    size_t shared = 0;
+    for (const auto & l : emu::take_launches()) {
+        shared = std::max(shared, l.dynamic_shared + l.static_shared);
+    }
+    check::that(shared > 0 && shared <= 100*1024, "%s: a block has %zu bytes of shared memory, more than 100 KiB", what.c_str(), shared);
     const bool mma = strcmp(kernel, "mma") == 0;
     const errors e = measure(f, y, mma);
     const double ratio = e.kernel/std::max(e.plain, ERROR_FLOOR);
