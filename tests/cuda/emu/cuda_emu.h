@@ -17,6 +17,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -60,7 +61,9 @@ void launch(const char * kernel, dim3 grid, dim3 block, size_t smem, body_t body
 template <typename K> struct launcher { // kernel<<<grid, block, smem, stream>>>(args...)
     const char * name; K k; dim3 g, b; size_t s;
     template <typename... A> void operator()(A && ... a) {
-        auto call = [&] { k(a...); };
+        // by value, as a launch takes them: a reference may lead into host memory
+        auto values = std::make_tuple(a...);
+        auto call = [&] { std::apply(k, values); };
         launch(name, g, b, s, [](void * p) { (*(decltype(call) *) p)(); }, &call);
     }
 };
@@ -183,6 +186,13 @@ inline float    __uint_as_float(unsigned x) { float r; memcpy(&r, &x, 4); return
 inline int __float2int_rn(float x) { return (int) nearbyintf(x); }
 inline int __float2int_rz(float x) { return (int) x; }
 inline int __float2int_rd(float x) { return (int) floorf(x); }
+// GCC does not instrument the store of a call's result. So that `shared[i] = __float2half_rn(x)` is seen, the result goes through a variable.
+inline __attribute__((always_inline)) __half emu_float2half_rn (float x) { __half r = __float2half_rn(x); return r; }
+inline __attribute__((always_inline)) __half emu_float2half    (float x) { __half r = __float2half(x);    return r; }
+inline __attribute__((always_inline)) __half emu_ushort_as_half(unsigned short x) { __half r = __ushort_as_half(x); return r; }
+#define __float2half_rn(x)  emu_float2half_rn(x)
+#define __float2half(x)     emu_float2half(x)
+#define __ushort_as_half(x) emu_ushort_as_half(x)
 #ifdef EMU_FAST_MATH
 #define sqrtf(x) emu::sqrt_approx(x) // -use_fast_math
 #endif
