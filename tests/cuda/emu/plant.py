@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Plants a fault in a copy of a source: plant.py SOURCE TARGET OLD NEW [N]. Replaces the N-th OLD (from 1), which must exist."""
+"""Plants a fault in a copy of a source: plant.py SOURCE TARGET OLD NEW [N]. The N-th OLD (from 1) must exist."""
 
 import sys
 from pathlib import Path
