@@ -42,6 +42,9 @@ neon: $(STAMP) ## The kernels of 64-bit Arm, cross-built and run under qemu-user
 sanitize: $(STAMP) ## The codec tests under the address and undefined-behaviour sanitizers
 	@sh ci/sanitize.sh $(VENV)
 
+cuda-check: $(STAMP) ## The CUDA kernels without a GPU: nvcc figures, and the emulator (ARGS=--update writes the table)
+	@sh ci/cuda-check.sh $(VENV) $(ARGS)
+
 bench: $(STAMP) ## Speed of every cache type at depth 0 and 4096, without the quality part
 	@$(EVAL) build
 	@$(EVAL) bench $(ARGS)
