@@ -19,7 +19,7 @@
 #include <algorithm>
 
 // d += a b of 16x16 and 16x8 matrices of f16
-static __device__ __forceinline__ void mma_16816(float (& d)[4], const uint32_t (& a)[4], uint32_t b0, uint32_t b1) {
+[[maybe_unused]] static __device__ __forceinline__ void mma_16816(float (& d)[4], const uint32_t (& a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= GGML_CUDA_CC_AMPERE
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
