@@ -32,6 +32,7 @@ TEST_PROGRAMS = (
     "test-turbo-fattn",
     "test-turbo-archs",
     "turbo-matrix",
+    "turbo-shift",
     "test-llama-archs",
     "test-quantize-fns",
     "test-backend-ops",
