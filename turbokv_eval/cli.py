@@ -15,6 +15,7 @@ from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
 from turbokv_eval.progress import Meter, meter
 from turbokv_eval.types import parse_types
+from turbokv_eval.units import parse_size
 
 DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo3@off,turbo2"
 
@@ -96,7 +97,14 @@ def _shared(command: Any) -> Any:
             "-r", "--repetitions", type=click.IntRange(min=1), default=2, show_default=True, help="In a round."
         ),
         click.option(
-            "-o", "--output", type=_PATH, default="turbokv-compare", show_default=True, help="Folder of results."
+            "--run",
+            "-o",
+            "--output",
+            "output",
+            type=_PATH,
+            default="turbokv-compare",
+            show_default=True,
+            help="Folder of results.",
         ),
         click.option(
             "--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]"
@@ -114,6 +122,8 @@ def _shared(command: Any) -> Any:
 @click.option("--ctx", "-c", type=click.IntRange(min=16), default=512, show_default=True, help="Tokens of a chunk.")
 @click.option("--chunks", type=click.IntRange(min=1), default=12, show_default=True, help="Chunks of the text.")
 @click.option("--no-quality", is_flag=True, help="Only sizes and speed.")
+@click.option("--max-kld", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of the recommendation.")
+@click.option("--budget", metavar="SIZE", help="Memory for the cache, as 16GiB; of the recommendation.")
 @click.option("--no-speed", is_flag=True, help="Only sizes and quality.")
 @_shared
 def compare_command(**options: Any) -> None:
@@ -224,6 +234,8 @@ def _settings(options: dict[str, Any], show: Meter) -> compare.Settings:
         repetitions=options["repetitions"],
         quality=quality,
         speed=not options["no_speed"],
+        max_kld=options.get("max_kld", 0.1),
+        budget=parse_size(options["budget"]) if options.get("budget") else None,
     )
 
 

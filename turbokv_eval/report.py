@@ -187,6 +187,15 @@ def _footer(document: dict[str, Any]) -> Iterator[str]:
             f" threads; medians over interleaved rounds ({rounds}) of {settings['repetitions']};"
             f" {document['host']['cpu']}."
         )
+    pairs = [pair for pair in document.get("statistics") or [] if not pair["shown"]]
+    if pairs:
+        yield (
+            "~ no difference of mean KLD shown (paired permutation test over chunks, Holm): "
+            + ", ".join(f"{pair['a']} ~ {pair['b']}" for pair in pairs)
+            + "."
+        )
+    if document.get("recommendation"):
+        yield document["recommendation"]["text"]
     for note in document["notes"]:
         yield f"Note: {note}."
     if document["status"] != "complete":

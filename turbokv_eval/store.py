@@ -28,7 +28,10 @@ class Store:
         self.json = folder / "compare.json"
         self.table = folder / "compare.txt"
         self.logs = folder / "logs"
+        self.record = folder / "units.jsonl"
         self.reference = folder / "reference-logits.tmp"
+        # Set when the run is to be taken up again, which needs the reference.
+        self.keep_reference = False
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
@@ -91,4 +94,6 @@ def opened(folder: Path) -> Iterator[Store]:
         try:
             yield store
         finally:
-            store.reference.unlink(missing_ok=True)
+            if not store.keep_reference:
+                for path in folder.glob("reference-logits*.tmp"):
+                    path.unlink(missing_ok=True)
