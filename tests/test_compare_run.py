@@ -271,7 +271,7 @@ def test_too_few_tokens_for_statistics(world: World) -> None:
 
 def test_output_folder_in_the_way(world: World) -> None:
     world.out.write_text("a file")
-    fails(invoke(*world.args()), 2, "cannot write in the output folder .*-o")
+    fails(invoke(*world.args()), 2, "cannot write in the output folder .*--run")
     assert world.calls == []
 
 
@@ -281,7 +281,9 @@ def test_output_folder_read_only(world: World, monkeypatch: pytest.MonkeyPatch) 
 
     # Permissions do not stop root, who runs tests in containers.
     monkeypatch.setattr(Path, "mkdir", refuse)
-    fails(invoke(*world.args()), 2, "cannot write in the output folder .*Read-only file system; choose another with -o")
+    fails(
+        invoke(*world.args()), 2, "cannot write in the output folder .*Read-only file system; choose another with --run"
+    )
     assert world.calls == []
 
 

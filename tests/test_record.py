@@ -92,3 +92,9 @@ def test_recommendation_is_the_smallest_within_its_limits(world: World) -> None:
     assert recommend(document, max_kld=0.01, budget=1 << 20)["label"] is None
     assert document["recommendation"]["label"] == "q8_0/turbo3"
     assert document["rows"][0]["rss_bytes"] > 1 << 20
+
+
+def test_json_and_csv_on_stdout_are_the_document(world: World) -> None:
+    result = CliRunner().invoke(main, world.args("-o", "json"))
+    assert json.loads(result.stdout) == world.document
+    assert "q8_0/turbo3,ok," in CliRunner().invoke(main, world.args("-o", "csv")).stdout

@@ -1,5 +1,6 @@
 """The command line: `turbokv-eval build | compare | bench | condition | lab`. stdout: result; stderr: progress."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,13 +99,20 @@ def _shared(command: Any) -> Any:
         ),
         click.option(
             "--run",
-            "-o",
-            "--output",
             "output",
             type=_PATH,
             default="turbokv-compare",
             show_default=True,
             help="Folder of results.",
+        ),
+        click.option(
+            "-o",
+            "--format",
+            "form",
+            type=click.Choice(["table", "csv", "json"]),
+            default="table",
+            show_default=True,
+            help="Of the result on stdout.",
         ),
         click.option(
             "--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]"
@@ -196,7 +204,11 @@ def _compare(options: dict[str, Any]) -> None:
         where = f"; what was measured so far is in {found}" if found.is_file() else ""
         raise Interrupted(f"stopped{where}") from None
     console = Console()
-    if console.is_terminal:
+    if options["form"] == "json":
+        click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+    elif options["form"] == "csv":
+        click.echo(report.quality_frame(document).to_csv(index=False), nl=False)
+    elif console.is_terminal:
         report.print_to(console, document)
     else:
         click.echo(report.as_text(document), nl=False)

@@ -4,6 +4,7 @@ Every number is read from the output of a program, and every row states which ca
 document that comes out is the record; `report` turns it into tables.
 """
 
+import itertools
 import statistics
 import struct
 from collections.abc import Callable, Sequence
@@ -158,6 +159,8 @@ class Comparison:
                 "n_gen": bench.N_GEN,
                 "quality": settings.quality,
                 "speed": settings.speed,
+                "max_kld": settings.max_kld,
+                "budget": settings.budget,
             },
             "model": {
                 "path": str(model.path),
@@ -520,11 +523,11 @@ def _chunks(output: str) -> dict[str, Any] | None:
 
 
 def _statistics(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Paired differences of the mean KLD: every row against f16 and against its neighbour in the list, Holm over all."""
+    """Paired differences of the mean KLD: each row against f16 and against its neighbour, Holm over all."""
     have = [row for row in rows if row["chunks"] and not row["errors"]]
     f16 = [row for row in have if row["label"] == "f16"]
     pairs = [(row, f16[0]) for row in have if f16 and row is not f16[0]]
-    pairs += [(b, a) for a, b in zip(have, have[1:], strict=False) if a not in f16 and b not in f16]
+    pairs += [(b, a) for a, b in itertools.pairwise(have) if a not in f16 and b not in f16]
     found: list[dict[str, Any]] = []
     for a, b in pairs:
         difference = np.subtract(a["chunks"]["kld"], b["chunks"]["kld"])
@@ -577,11 +580,11 @@ def _check_reference_file(path: Path) -> None:
         with path.open("rb") as file:
             magic, ctx, n_vocab, chunks = struct.unpack("=8sIii", file.read(20))
     except (OSError, struct.error) as e:
-        raise MachineCannot(f"{path} was not written whole (is the disk full?): free some space or use -o") from e
+        raise MachineCannot(f"{path} was not written whole (is the disk full?): free some space or use --run") from e
     need = perplexity.reference_bytes(ctx, chunks, n_vocab)
     if magic != b"_logits_" or size < need:
         raise MachineCannot(
-            f"{path} has {size} bytes of {need} (is the disk full?): free some space, or use another -o"
+            f"{path} has {size} bytes of {need} (is the disk full?): free some space, or use another --run"
         )
 
 

@@ -22,7 +22,7 @@ def identity(facts: Mapping[str, Any]) -> str:
 
 
 class Record:
-    """Units in a file of JSON lines. A unit is written at once and synced, so that a kill loses the running one only."""
+    """Units in a file of JSON lines. A unit is written at once and synced: a kill loses the running one only."""
 
     def __init__(self, path: Path) -> None:
         """Reads what is there. A last line that a kill cut is dropped. Raises MachineCannot."""

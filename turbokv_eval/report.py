@@ -10,6 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from turbokv_eval.recommend import recommend
+
 # A terminal narrower than that, or than a table, wraps lines; no cell is ever cut.
 MIN_WIDTH = 100
 
@@ -194,8 +196,9 @@ def _footer(document: dict[str, Any]) -> Iterator[str]:
             + ", ".join(f"{pair['a']} ~ {pair['b']}" for pair in pairs)
             + "."
         )
+    # from the rows that are shown, so that it never speaks of one that failed
     if document.get("recommendation"):
-        yield document["recommendation"]["text"]
+        yield recommend(document, max_kld=settings["max_kld"], budget=settings["budget"])["text"]
     for note in document["notes"]:
         yield f"Note: {note}."
     if document["status"] != "complete":
