@@ -190,7 +190,11 @@ def _footer(document: dict[str, Any]) -> Iterator[str]:
             f" {document['host']['cpu']}."
         )
     pairs = [pair for pair in document.get("statistics") or [] if not pair["shown"]]
-    if pairs:
+    chunks = reference["chunks"] if reference else 0
+    # the smallest p that flipping signs of so many differences can give
+    if pairs and len(document["statistics"]) * 2.0 ** (1 - chunks) > 0.05:
+        yield f"{chunks} chunks are too few to show a difference of KLD between rows: use more --chunks."
+    elif pairs:
         yield (
             "~ no difference of mean KLD shown (paired permutation test over chunks, Holm): "
             + ", ".join(f"{pair['a']} ~ {pair['b']}" for pair in pairs)
