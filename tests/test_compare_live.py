@@ -66,7 +66,21 @@ def tiny_model(path: Path, dim: int) -> Path:
 def compared(root: Path, model: Path, types: str) -> dict[str, Any]:
     text = root / "text.txt"
     text.write_text("".join(chr(97 + i * i % 23) for i in range(2000)), encoding="utf-8")
-    args = ["compare", "-m", model, "-f", text, "-o", root / "out", "--ctx", "128", "--chunks", "4", "--types", types]
+    args = [
+        "compare",
+        "-m",
+        model,
+        "-f",
+        text,
+        "--run",
+        root / "out",
+        "--ctx",
+        "128",
+        "--chunks",
+        "4",
+        "--types",
+        types,
+    ]
     result = CliRunner().invoke(main, [*map(str, args), "--depths", "0,64", "--rounds", "1", "-r", "1"])
     assert result.exit_code == 0, result.stderr
     found: dict[str, Any] = json.loads((root / "out" / "compare.json").read_text(encoding="utf-8"))
@@ -96,7 +110,7 @@ def test_a_comparison_of_every_turbo_type(tmp_path: Path, dim: int, overhead: fl
 def test_a_head_dimension_without_a_block_is_one_line(tmp_path: Path) -> None:
     model, text = tiny_model(tmp_path / "tiny.gguf", 32), tmp_path / "text.txt"
     text.write_text("a" * 2000, encoding="utf-8")
-    args = ["compare", "-m", model, "-f", text, "-o", tmp_path / "out", "--ctx", "128", "--types", "f16,turbo3"]
+    args = ["compare", "-m", model, "-f", text, "--run", tmp_path / "out", "--ctx", "128", "--types", "f16,turbo3"]
     result = CliRunner().invoke(main, [str(arg) for arg in args])
     assert result.exit_code == 2
     [error] = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]

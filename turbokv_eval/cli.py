@@ -1,5 +1,6 @@
 """The command line: `turbokv-eval build | compare | bench | condition | lab`. stdout: result; stderr: progress."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
 from turbokv_eval.progress import Meter, meter
 from turbokv_eval.types import parse_types
+from turbokv_eval.units import parse_size
 
 DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo3@off,turbo2"
 
@@ -96,7 +98,21 @@ def _shared(command: Any) -> Any:
             "-r", "--repetitions", type=click.IntRange(min=1), default=2, show_default=True, help="In a round."
         ),
         click.option(
-            "-o", "--output", type=_PATH, default="turbokv-compare", show_default=True, help="Folder of results."
+            "--run",
+            "output",
+            type=_PATH,
+            default="turbokv-compare",
+            show_default=True,
+            help="Folder of results.",
+        ),
+        click.option(
+            "-o",
+            "--format",
+            "form",
+            type=click.Choice(["table", "csv", "json"]),
+            default="table",
+            show_default=True,
+            help="Of the result on stdout.",
         ),
         click.option(
             "--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]"
@@ -114,6 +130,8 @@ def _shared(command: Any) -> Any:
 @click.option("--ctx", "-c", type=click.IntRange(min=16), default=512, show_default=True, help="Tokens of a chunk.")
 @click.option("--chunks", type=click.IntRange(min=1), default=12, show_default=True, help="Chunks of the text.")
 @click.option("--no-quality", is_flag=True, help="Only sizes and speed.")
+@click.option("--max-kld", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of the recommendation.")
+@click.option("--budget", metavar="SIZE", help="Memory for the cache, as 16GiB; of the recommendation.")
 @click.option("--no-speed", is_flag=True, help="Only sizes and quality.")
 @_shared
 def compare_command(**options: Any) -> None:
@@ -186,7 +204,11 @@ def _compare(options: dict[str, Any]) -> None:
         where = f"; what was measured so far is in {found}" if found.is_file() else ""
         raise Interrupted(f"stopped{where}") from None
     console = Console()
-    if console.is_terminal:
+    if options["form"] == "json":
+        click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+    elif options["form"] == "csv":
+        click.echo(report.quality_frame(document).to_csv(index=False), nl=False)
+    elif console.is_terminal:
         report.print_to(console, document)
     else:
         click.echo(report.as_text(document), nl=False)
@@ -224,6 +246,8 @@ def _settings(options: dict[str, Any], show: Meter) -> compare.Settings:
         repetitions=options["repetitions"],
         quality=quality,
         speed=not options["no_speed"],
+        max_kld=options.get("max_kld", 0.1),
+        budget=parse_size(options["budget"]) if options.get("budget") else None,
     )
 
 

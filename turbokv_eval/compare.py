@@ -4,6 +4,7 @@ Every number is read from the output of a program, and every row states which ca
 document that comes out is the record; `report` turns it into tables.
 """
 
+import itertools
 import statistics
 import struct
 from collections.abc import Callable, Sequence
@@ -11,12 +12,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from turbokv_eval import bench, kv_log, perplexity, provenance, runner
+import numpy as np
+
+from turbokv_eval import bench, kv_log, paired, perplexity, provenance, runner
 from turbokv_eval.assets import sha256_file
 from turbokv_eval.build import missing_programs
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot, ToolError
 from turbokv_eval.gguf_info import ModelInfo
 from turbokv_eval.progress import Meter
+from turbokv_eval.recommend import recommend
+from turbokv_eval.record import Record, identity
 from turbokv_eval.store import Store
 from turbokv_eval.types import KVConfig
 
@@ -47,6 +52,7 @@ class Settings:
 
     text:   None when quality is not asked for.
     depths: tokens in the cache before a speed test.
+    max_kld, budget: limits of the recommendation, in nats and bytes.
     rounds: None for the default of each depth.
     """
 
@@ -62,6 +68,8 @@ class Settings:
     repetitions: int = 2
     quality: bool = True
     speed: bool = True
+    max_kld: float = 0.1
+    budget: int | None = None
 
     def rounds_at(self, depth: int) -> int:
         return self.rounds or (_ROUNDS if depth <= _DEEP else 1)
@@ -129,6 +137,8 @@ class Comparison:
         self.store = store
         self.meter = meter
         self._reference_chunks = 0
+        self._reference_key = ""
+        self._record = Record(store.record)
         model = settings.model
         self.document: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
@@ -149,6 +159,8 @@ class Comparison:
                 "n_gen": bench.N_GEN,
                 "quality": settings.quality,
                 "speed": settings.speed,
+                "max_kld": settings.max_kld,
+                "budget": settings.budget,
             },
             "model": {
                 "path": str(model.path),
@@ -172,6 +184,8 @@ class Comparison:
                 "sha256": sha256_file(settings.text),
             },
             "build": provenance.build(settings.bin_dir, perplexity.PROGRAM),
+            "statistics": None,
+            "recommendation": None,
             "host": provenance.host(),
             "versions": provenance.versions(),
             "reference": None,
@@ -188,6 +202,8 @@ class Comparison:
                     "bits_per_value": None,
                     "quality": None,
                     "speed": [],
+                    "rss_bytes": None,
+                    "chunks": None,
                     "commands": [],
                 }
                 for config in settings.configs
@@ -217,6 +233,7 @@ class Comparison:
                 done += step.weight
                 self.store.save(self.document)
         except KeyboardInterrupt:
+            self.store.keep_reference = True
             self._finish("interrupted")
             raise
         except ToolError as e:
@@ -225,6 +242,10 @@ class Comparison:
         for row in self.document["rows"]:
             row["status"] = "failed" if row["errors"] else "ok"
         self._note_twins()
+        self.document["statistics"] = _statistics(self.document["rows"])
+        self.document["recommendation"] = recommend(
+            self.document, max_kld=self.settings.max_kld, budget=self.settings.budget
+        )
         self._finish("failed" if self.failed_rows else "complete")
         return self.document
 
@@ -261,12 +282,62 @@ class Comparison:
                     ]
         return steps
 
+    def _row_command(self, config: KVConfig) -> list[str]:
+        s = self.settings
+        return perplexity.row_command(
+            s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, store=self.store.reference
+        )
+
+    def _key(self, name: str, config: KVConfig, argv: Sequence[str]) -> str:
+        """The identity of a unit. Rotation and codebook are in the hashes of the build, the other settings in argv."""
+        document = self.document
+        file = Path(config.condition) if config.condition not in ("", "auto", "on", "off") else None
+        return identity(
+            {
+                "name": name,
+                "argv": list(argv),
+                "build": document["build"]["sha256"],
+                "model": document["model"]["sha256"],
+                "text": document["text"] and document["text"]["sha256"],
+                "condition": sha256_file(file) if file else config.condition,
+                "reference": self._reference_key if name.startswith("quality") else "",
+                "cpu": [document["host"]["cpu"], document["host"]["cpus"]],
+            }
+        )
+
+    def _all_rows_known(self) -> bool:
+        """Whether no row needs the stored log-probabilities any more."""
+        return all(
+            self._record.get(self._key(f"quality {config.label}", config, self._row_command(config)))
+            for config in self.settings.configs
+        )
+
+    def _unit(
+        self,
+        name: str,
+        config: KVConfig,
+        argv: Sequence[str],
+        log: Path,
+        has_result: Callable[[str], bool],
+        reader: Callable[[], runner.OnOutput] | None = None,
+        again: bool = False,
+    ) -> runner.Result:
+        """A run out of the record, or else a new one, which goes there when it ended well. again: in any case anew."""
+        key = self._key(name, config, argv)
+        known = self._record.get(key)
+        if known is not None and not again:
+            return known
+        done = _run_until(has_result, argv, log, reader)
+        if done.returncode == 0 and has_result(done.output):
+            self._record.add(name, key, done)
+        return done
+
     def _probe(self, config: KVConfig, row: dict[str, Any], share: OnShare) -> None:
         """Loads the model with the row's cache: before the long runs it shows what cannot work."""
         s = self.settings
         argv = perplexity.probe_command(s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, flash_attn=True)
         log = self.store.log(f"load-{config.slug}")
-        done = _run_until(lambda output: bool(kv_log.parse_contexts(output)), argv, log)
+        done = self._unit(f"load {config.label}", config, argv, log, lambda output: bool(kv_log.parse_contexts(output)))
         row["commands"].append(argv)
         contexts = kv_log.parse_contexts(done.output)
         if done.returncode != 0 or not contexts:
@@ -294,6 +365,8 @@ class Comparison:
             perplexity.reference_bytes(s.ctx, chunks, s.model.n_vocab),
             "the reference (its log-probabilities, deleted later)",
         )
+        self._reference_key = self._key("reference", REFERENCE, [str(s.ctx), str(s.chunks), str(s.threads)])
+        self.store.reference = self.store.folder / f"reference-logits-{self._reference_key[:16]}.tmp"
         argv = perplexity.reference_command(
             s.bin_dir,
             s.model.path,
@@ -305,11 +378,14 @@ class Comparison:
             store=self.store.reference,
         )
         log = self.store.log("reference")
-        done = _run_until(
-            lambda output: bool(perplexity.parse_reference(output, s.ctx) or perplexity.too_short(output)),
+        done = self._unit(
+            "reference",
+            REFERENCE,
             argv,
             log,
+            lambda output: bool(perplexity.parse_reference(output, s.ctx) or perplexity.too_short(output)),
             lambda: _ChunkReader(s.chunks, share),
+            again=not self.store.reference.is_file() and not self._all_rows_known(),
         )
         if short := perplexity.too_short(done.output):
             raise BadInput(
@@ -322,7 +398,8 @@ class Comparison:
         contexts = kv_log.parse_contexts(done.output)
         if wrong := kv_log.problems(REFERENCE, False, contexts[-1:]):
             raise CheckFailed(f"the reference run is not what was asked: {'; '.join(wrong)}; log: {log}")
-        _check_reference_file(self.store.reference)
+        if self.store.reference.is_file() or not self._all_rows_known():
+            _check_reference_file(self.store.reference)
         check_values(s.ctx, result.chunks)
         if result.chunks < s.chunks:
             self._note(f"the text has only {result.chunks} chunks of the {s.chunks} that were asked for")
@@ -340,11 +417,16 @@ class Comparison:
         if row["errors"]:
             return
         s = self.settings
-        argv = perplexity.row_command(
-            s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, store=self.store.reference
-        )
+        argv = self._row_command(config)
         log = self.store.log(f"quality-{config.slug}")
-        done = _run_until(perplexity.has_statistics, argv, log, lambda: _ChunkReader(self._reference_chunks, share))
+        done = self._unit(
+            f"quality {config.label}",
+            config,
+            argv,
+            log,
+            perplexity.has_statistics,
+            lambda: _ChunkReader(self._reference_chunks, share),
+        )
         row["commands"].append(argv)
         if done.returncode != 0:
             row["errors"].append(f"{perplexity.PROGRAM} failed: {_why(done)}")
@@ -362,13 +444,21 @@ class Comparison:
         if not wrong:
             self._take_report(config, row, contexts[0])
             row["quality"] = {**asdict(result), "seconds": round(done.seconds, 1)}
+            row["rss_bytes"] = done.peak_rss or None
+            row["chunks"] = _chunks(done.output)
 
     def _speed(self, config: KVConfig, row: dict[str, Any], depth: int, number: int, share: OnShare) -> None:
         if row["errors"]:
             return
         s = self.settings
         argv = bench.command(s.bin_dir, s.model.path, config, depth=depth, repetitions=s.repetitions, threads=s.threads)
-        done = runner.run(argv, log=self.store.log(f"speed-{depth}-round{number}-{config.slug}"))
+        done = self._unit(
+            f"speed at depth {depth}, round {number}, {config.label}",
+            config,
+            argv,
+            self.store.log(f"speed-{depth}-round{number}-{config.slug}"),
+            lambda _: True,
+        )
         if number == 1:
             row["commands"].append(argv)
         if done.returncode != 0:
@@ -421,6 +511,36 @@ class Comparison:
                     self._note(f"{other} and {row['label']} gave identical numbers: they were the same at run time")
 
 
+def _chunks(output: str) -> dict[str, Any] | None:
+    """Single chunks of a run and a bound of their rounding error; None when it prints no running means."""
+    ratios, klds = perplexity.running_means(output)
+    if not klds:
+        return None
+    kld, error = paired.per_chunk(klds, 5)
+    ratio, _ = paired.per_chunk(ratios, 5)
+    found = {"kld": kld.round(5).tolist(), "ln_ratio": ratio.round(5).tolist(), "rounding": error}
+    return found | {"kld_interval": paired.interval(kld), "ln_ratio_interval": paired.interval(ratio)}
+
+
+def _statistics(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Paired differences of the mean KLD: each row against f16 and against its neighbour, Holm over all."""
+    have = [row for row in rows if row["chunks"] and not row["errors"]]
+    f16 = [row for row in have if row["label"] == "f16"]
+    pairs = [(row, f16[0]) for row in have if f16 and row is not f16[0]]
+    pairs += [(b, a) for a, b in itertools.pairwise(have) if a not in f16 and b not in f16]
+    found: list[dict[str, Any]] = []
+    for a, b in pairs:
+        difference = np.subtract(a["chunks"]["kld"], b["chunks"]["kld"])
+        bounds = paired.interval(difference)
+        p = paired.permutation_p(difference)
+        found.append(
+            {"a": a["label"], "b": b["label"], "difference": float(difference.mean()), "interval": bounds, "p": p}
+        )
+    for entry, p in zip(found, paired.holm([entry["p"] for entry in found]), strict=True):
+        entry["p_holm"], entry["shown"] = p, p < 1 - paired.CONFIDENCE
+    return found
+
+
 def _bind(method: Callable[..., None], *args: Any) -> Callable[[OnShare], None]:
     return lambda share: method(*args, share)
 
@@ -460,11 +580,11 @@ def _check_reference_file(path: Path) -> None:
         with path.open("rb") as file:
             magic, ctx, n_vocab, chunks = struct.unpack("=8sIii", file.read(20))
     except (OSError, struct.error) as e:
-        raise MachineCannot(f"{path} was not written whole (is the disk full?): free some space or use -o") from e
+        raise MachineCannot(f"{path} was not written whole (is the disk full?): free some space or use --run") from e
     need = perplexity.reference_bytes(ctx, chunks, n_vocab)
     if magic != b"_logits_" or size < need:
         raise MachineCannot(
-            f"{path} has {size} bytes of {need} (is the disk full?): free some space, or use another -o"
+            f"{path} has {size} bytes of {need} (is the disk full?): free some space, or use another --run"
         )
 
 

@@ -173,6 +173,13 @@ def too_short(output: str) -> tuple[int, int] | None:
     return (int(needed[1]), int(found[1])) if needed and found else None
 
 
+def running_means(output: str) -> tuple[list[float], list[float]]:
+    """ln(PPL / PPL of the reference) and KLD (nats) after each chunk of a row's run, as printed: five decimals."""
+    number = r"(-?\d+\.\d{5})"
+    lines = re.findall(rf"^ *\d+ +\S+ ± +\S+ +{number} ± +\S+ +{number} ± ", output, flags=re.MULTILINE)
+    return [float(ratio) for ratio, _ in lines], [float(kld) for _, kld in lines]
+
+
 def finished_chunks(output: str) -> int:
     """Chunks done so far, from the partial output of either kind of run."""
     marks = re.findall(r"\[(\d+)\]-?[\d.]+|^ *(\d+) +-?[\d.]+ ±", output, flags=re.MULTILINE)

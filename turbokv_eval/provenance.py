@@ -69,7 +69,7 @@ def versions() -> dict[str, str]:
 def build(bin_dir: Path, program: str) -> dict[str, Any]:
     """Identity of the built programs: what they say of themselves, and hashes of the libraries with the code."""
     said = runner.run([bin_dir / program, "--version"], timeout=60).output.strip().splitlines()
-    libraries = {path.resolve() for pattern in ("libggml*", "libllama.*") for path in bin_dir.glob(pattern)}
+    libraries = {path.resolve() for path in bin_dir.glob("lib*") if path.is_file()}
     return {
         "bin": str(bin_dir),
         "version": said,

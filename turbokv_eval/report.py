@@ -10,6 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from turbokv_eval.recommend import recommend
+
 # A terminal narrower than that, or than a table, wraps lines; no cell is ever cut.
 MIN_WIDTH = 100
 
@@ -187,6 +189,20 @@ def _footer(document: dict[str, Any]) -> Iterator[str]:
             f" threads; medians over interleaved rounds ({rounds}) of {settings['repetitions']};"
             f" {document['host']['cpu']}."
         )
+    pairs = [pair for pair in document.get("statistics") or [] if not pair["shown"]]
+    chunks = reference["chunks"] if reference else 0
+    # the smallest p that flipping signs of so many differences can give
+    if pairs and len(document["statistics"]) * 2.0 ** (1 - chunks) > 0.05:
+        yield f"{chunks} chunks are too few to show a difference of KLD between rows: use more --chunks."
+    elif pairs:
+        yield (
+            "~ no difference of mean KLD shown (paired permutation test over chunks, Holm): "
+            + ", ".join(f"{pair['a']} ~ {pair['b']}" for pair in pairs)
+            + "."
+        )
+    # from the rows that are shown, so that it never speaks of one that failed
+    if document.get("recommendation"):
+        yield recommend(document, max_kld=settings["max_kld"], budget=settings["budget"])["text"]
     for note in document["notes"]:
         yield f"Note: {note}."
     if document["status"] != "complete":

@@ -3,6 +3,7 @@
 import os
 import selectors
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,13 +22,17 @@ _HIDDEN_PREFIXES = ("LLAMA_ARG_", "LLAMA_ATTN_ROT", "GGML_TURBO_", "LLAMA_KV_")
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run. Wall-clock seconds; output decoded as UTF-8 with replacement characters."""
+    """A finished run. Wall-clock seconds; output decoded as UTF-8 with replacement characters.
+
+    peak_rss: bytes, the largest resident set of the program; 0 where the system does not tell.
+    """
 
     argv: tuple[str, ...]
     returncode: int
     stdout: str
     stderr: str
     seconds: float
+    peak_rss: int = 0
 
     @property
     def output(self) -> str:
@@ -81,7 +86,7 @@ def run(
             raise MachineCannot(f"cannot start {args[0]}: {e.strerror}") from e
         try:
             chunks = _pump(process, sink, on_output, None if timeout is None else began + timeout, args[0])
-            returncode = process.wait()
+            returncode, peak_rss = _wait(process)
         except BaseException:
             _end(process)
             raise
@@ -93,7 +98,17 @@ def run(
         with log.open("ab") as end:
             end.write(f"\nkilled by signal {-returncode}\n".encode())
     stdout, stderr = (b"".join(chunks[name]).decode("utf-8", errors="replace") for name in ("stdout", "stderr"))
-    return Result(args, returncode, stdout, stderr, time.monotonic() - began)
+    return Result(args, returncode, stdout, stderr, time.monotonic() - began, peak_rss)
+
+
+def _wait(process: "subprocess.Popen[bytes]") -> tuple[int, int]:
+    """Exit status as Popen gives it, and the peak resident set in bytes."""
+    if not hasattr(os, "wait4"):
+        return process.wait(), 0
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    # kilobytes, but bytes on macOS
+    return process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _pump(

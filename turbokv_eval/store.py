@@ -28,7 +28,10 @@ class Store:
         self.json = folder / "compare.json"
         self.table = folder / "compare.txt"
         self.logs = folder / "logs"
+        self.record = folder / "units.jsonl"
         self.reference = folder / "reference-logits.tmp"
+        # Set when the run is to be taken up again, which needs the reference.
+        self.keep_reference = False
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
@@ -48,7 +51,7 @@ class Store:
         if free < size + _SPARE_BYTES:
             raise MachineCannot(
                 f"{what} needs {_mib(size)} in {self.folder}, where {_mib(free)} are free: use fewer --chunks, or"
-                f" another disk with -o"
+                f" another disk with --run"
             )
 
     def _replace(self, path: Path, text: str) -> None:
@@ -62,7 +65,7 @@ class Store:
         except OSError as e:
             cause = "the disk is full" if e.errno == errno.ENOSPC else e.strerror
             raise MachineCannot(
-                f"cannot write {path}: {cause}; free some space or choose another folder with -o"
+                f"cannot write {path}: {cause}; free some space or choose another folder with --run"
             ) from e
 
 
@@ -81,14 +84,16 @@ def opened(folder: Path) -> Iterator[Store]:
         store.log("writable").write_bytes(b"")
         store.log("writable").unlink()
     except OSError as e:
-        raise BadInput(f"cannot write in the output folder {folder}: {e.strerror}; choose another with -o") from e
+        raise BadInput(f"cannot write in the output folder {folder}: {e.strerror}; choose another with --run") from e
     with lock:
         try:
             if fcntl is not None:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
-            raise BadInput(f"another comparison is writing in {folder}: choose another folder with -o") from e
+            raise BadInput(f"another comparison is writing in {folder}: choose another folder with --run") from e
         try:
             yield store
         finally:
-            store.reference.unlink(missing_ok=True)
+            if not store.keep_reference:
+                for path in folder.glob("reference-logits*.tmp"):
+                    path.unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""A run that was killed goes on where it was; a changed setting never takes an old result."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from compare_world import World
+
+from turbokv_eval.cli import main
+from turbokv_eval.recommend import recommend
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_the_same_command_runs_nothing_again(world: World) -> None:
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    before, calls = world.document, len(world.calls)
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    assert len(world.calls) == calls
+    assert world.document["rows"] == before["rows"]
+
+
+@pytest.mark.parametrize("change", ["threads", "text", "build", "model"])
+def test_a_changed_setting_runs_again(world: World, change: str) -> None:
+    assert CliRunner().invoke(main, world.args("-t", "1")).exit_code == 0
+    calls = len(world.calls)
+    if change == "text":
+        world.text.write_text("Another one. " * 900, encoding="utf-8")
+    if change == "build":
+        (world.bin / "libggml-cpu.so").write_bytes(b"other kernels")
+    if change == "model":
+        with world.model.open("ab") as file:
+            file.write(b"x")
+    assert CliRunner().invoke(main, world.args("-t", "2" if change == "threads" else "1")).exit_code == 0
+    assert len(world.calls) == 2 * calls
+
+
+def test_kill_9_at_random_moments_loses_at_most_one_unit(world: World) -> None:
+    roles = ("load_f16", "load_turbo2", "reference_f32", "quality_f16", "quality_turbo2", "speed_f16", "speed_turbo2")
+    world.reply(**{role: {"sleep": 0.15} for role in roles})
+    chance = random.Random(4)
+    units = world.out / "units.jsonl"
+    for _ in range(5):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "turbokv_eval", *world.args()],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd=Path(__file__).parents[1],
+            start_new_session=True,
+        )
+        had = units.read_bytes().count(b"\n") if units.exists() else 0
+        deadline = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
+            if units.exists() and units.read_bytes().count(b"\n") > had:
+                break
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.3))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    done = [json.loads(line)["name"] for line in units.read_text(encoding="utf-8").splitlines()]
+    assert len(done) == len(set(done)) == 13
+    # Each kill may have cost the run that was going on, and nothing else.
+    assert len(world.calls) <= 13 + 5
+
+
+def test_a_line_cut_by_a_kill_is_a_unit_that_runs_again(world: World) -> None:
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    units, calls = world.out / "units.jsonl", len(world.calls)
+    units.write_bytes(units.read_bytes()[:-20])
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    assert len(world.calls) == calls + 1
+
+
+def test_recommendation_is_the_smallest_within_its_limits(world: World) -> None:
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    document = world.document
+    assert recommend(document, max_kld=0.1)["label"] == "q8_0/turbo3"
+    assert recommend(document, max_kld=10)["label"] == "turbo2"
+    assert recommend(document, max_kld=0.01)["label"] == "f16"
+    assert recommend(document, max_kld=0.01, budget=1 << 20)["label"] is None
+    assert document["recommendation"]["label"] == "q8_0/turbo3"
+    assert document["rows"][0]["rss_bytes"] > 1 << 20
+
+
+def test_json_and_csv_on_stdout_are_the_document(world: World) -> None:
+    result = CliRunner().invoke(main, world.args("-o", "json"))
+    assert json.loads(result.stdout) == world.document
+    assert "q8_0/turbo3,ok," in CliRunner().invoke(main, world.args("-o", "csv")).stdout
