@@ -14,7 +14,7 @@
 #include <stdexcept>
 
 // Of the queries of a run, every one of these is asked for weights: they cost n_tokens products of d values each.
-static constexpr int64_t QUERY_STRIDE = 2;
+static constexpr int64_t QUERY_STRIDE = 8;
 
 // Steps to the fixed point, each half way there. After 8, s is within 1 % of its limit.
 static constexpr int N_STEPS = 8;
