@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
@@ -50,6 +49,8 @@ def permutation_p(differences: Series, *, seed: int = 0) -> float:
 
     Exact where 2^n flips are fewer than the 9999 that are drawn otherwise.
     """
+    from scipy import stats  # here: it takes a second, which every command would pay
+
     if len(differences) < 2 or not differences.any():
         return 1.0
     found = stats.permutation_test(
