@@ -13,10 +13,11 @@ test channel of rate-distortion theory is the plain one (Cover and Thomas, Eleme
 library states it (`ggml_turbo_nmse`: the Lloyd-Max error of its codebook, not fitted to the model), on the sides of the
 cell, under the same conditioning of keys. That gives the KLD that this model must show for an error of that size,
 whatever its shape: no assumption on how KLD grows with e, and none on the model. A cell must lie within SAFETY of it,
-above (the codec does what its error says), and below within SPARE of it (the type was really used: the next better
-family has less than 1/3 of the error); and above the floor, the KLD of an f16 cache.
+above (the codec does what its error says), and below within SPARE of it (something was quantised: the conditioning
+leaves less error where the attention looks than the channel does, down to 0.30 of it; which type it was is read back
+from the buffers); and above the floor, the KLD of an f16 cache.
 
-Measured over the zoo, cells lie between 0.45 and 1.4 times the channel. The low end is K of small heads: where queries
+Measured over the zoo, cells lie between 0.3 and 1.4 times the channel. The low end is K of small heads: where queries
 and keys share a few large channels, the code's error falls mostly on what queries do not look at. The high end is
 noise: some hundred tokens decide a cell, and KLD has a heavy tail.
 """

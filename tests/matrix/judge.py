@@ -13,7 +13,7 @@ from .program import Measured, ModelRun, Refused
 
 # A cell may have at most SAFETY times the KLD that its codec's error gives, and must have 1/SPARE of it.
 SAFETY = 1.75
-SPARE = 2.5
+SPARE = 4.0
 # and FLOORS times the KLD of an f16 cache
 FLOORS = 3.0
 # printed with four decimals
