@@ -17,9 +17,7 @@ cp "$root/ci/report-check.mjs" "$work/check.mjs"
     npm install --prefix "$work" --no-save --no-audit --no-fund --silent axe-core@4.10.3 playwright-core@1.50.1
 report=${1:-$work/report.html}
 if [ $# -eq 0 ]; then
-    example=$root/tests/data/compare-example.json
-    [ -f "$example" ] || example=$root/tests/data/compare-1.json
-    "$root/.venv/bin/turbokv-eval" report "$example" -o "$report" >&2
+    "$root/.venv/bin/turbokv-eval" report "$root/tests/data/compare-1.json" -o "$report" >&2
 fi
 shots=${2:-$work}
 mkdir -p "$shots"

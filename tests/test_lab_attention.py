@@ -311,7 +311,6 @@ def test_wrong_names_and_plots_are_one_line(command: Any, tmp_path: Path) -> Non
 
 
 def test_a_plot_names_every_method(command: Any, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     code, _, _ = command("--plot", str(tmp_path / "plot.svg"))
     drawn = (tmp_path / "plot.svg").read_text(encoding="utf-8")
     assert code == 0

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from turbokv_eval.errors import BadInput, MachineCannot
+from turbokv_eval.errors import BadInput
 from turbokv_eval.lab.attention import RANKED_BY, SIDES
 
 FORMATS = (".svg", ".png")
@@ -12,17 +12,11 @@ _AXES = {"kl": "KL of the attention distribution, nats", "output_error": "relati
 
 
 def check_plot(path: Path) -> None:
-    """Raises BadInput for a path that cannot hold a plot, MachineCannot where matplotlib is not installed."""
+    """Raises BadInput for a path that cannot hold a plot."""
     if path.suffix.lower() not in FORMATS:
         raise BadInput(f"--plot {path}: the name must end in {' or '.join(FORMATS)}")
     if not path.parent.is_dir():
         raise BadInput(f"cannot write {path}: there is no folder {path.parent}")
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise MachineCannot(
-            "a plot needs matplotlib: install it with `pip install 'turbokv-eval[lab]'`, or leave out --plot"
-        ) from None
 
 
 def save_pareto(document: dict[str, Any], path: Path) -> None:

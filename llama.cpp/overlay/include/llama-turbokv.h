@@ -27,7 +27,7 @@ extern "C" {
 
     // Measures the keys of a model and writes a conditioning file.
     //   tokens     n_tokens ids of a text; or NULL for random ids, then n_tokens 0 means the default sample
-    //   n_segment  tokens of one run from an empty cache
+    //   n_segment  tokens of one run from an empty cache; 0: as in the default sample
     //   n_span     positions over which the starts of the runs are spread evenly; up to n_segment: all start at 0
     //   params     RoPE parameters, threads and offloading are taken from it
     // False: reason holds one line.

@@ -489,6 +489,9 @@ bool llama_kv_condition_write(
         std::vector<llama_token> ids;
         std::string source;
         if (tokens || n_tokens > 0) {
+            if (n_segment <= 0) {
+                n_segment = std::min((int32_t) sample.n_tokens, n_tokens);
+            }
             if (n_segment <= 0 || n_tokens < n_segment) {
                 throw std::runtime_error(format("the sample has %d tokens, at least %d are needed", n_tokens, n_segment));
             }

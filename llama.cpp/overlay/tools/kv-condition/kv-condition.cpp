@@ -22,7 +22,7 @@ static const char * USAGE =
     "\n"
     "  -f, --file TEXT     measure this text (default: random tokens, no text is needed)\n"
     "  -n, --tokens N      tokens to measure (default: with a text 4096 or all of it, else the built-in sample)\n"
-    "  -s, --segment N     tokens of one run from an empty cache (default: 512 with a text)\n"
+    "  -s, --segment N     tokens of one run from an empty cache (default: as in the built-in sample)\n"
     "  -p, --span N        positions over which the starts of the runs are spread (default: all start at 0)\n"
     "  -t, --threads N     (default: the number of cores)\n"
     "  -ngl N              layers to keep on the GPU (default: all that fit, as in the other tools)\n"
@@ -101,11 +101,8 @@ int main(int argc, char ** argv) {
             return 1;
         }
         tokens = common_tokenize(llama_model_get_vocab(model), text.str(), true);
-        n_segment = n_segment > 0 ? n_segment : 512;
         tokens.resize(std::min<size_t>(tokens.size(), n_tokens > 0 ? n_tokens : 4096));
         n_tokens = (int) tokens.size();
-    } else if (n_tokens > 0 && n_segment == 0) {
-        n_segment = n_tokens;
     } else if (n_segment > 0 && n_tokens == 0) {
         usage_error("-s without a text needs -n");
     }
