@@ -238,7 +238,9 @@ def test_no_turbo_block_for_the_head_dimension(world: World) -> None:
 def test_bad_models(world: World, make: Any, said: str) -> None:
     bad = world.root / "bad.gguf"
     make(bad)
-    fails(invoke(*world.args("-m", str(bad))), 2, said + r".*(-m|download it again)")
+    fails(
+        invoke(*world.args("-m", str(bad))), 2, said + r".*(give (a GGUF|another|a whole GGUF) model|download it again)"
+    )
     assert world.calls == []
 
 

@@ -1,13 +1,14 @@
 """What a comparison needs to know of a model file, and whether the file is whole."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from turbokv_eval import gguf_meta
 from turbokv_eval.errors import BadInput
 
 
@@ -51,65 +52,39 @@ class ModelInfo:
         return total * self.key_length, total * self.value_length
 
 
-class _Truncated(Exception):
-    def __init__(self, need: int) -> None:
-        self.need = need
-
-
-class _Reader(GGUFReader):
-    """A reader that notices missing tensor data before numpy trips over it."""
-
-    def _build_tensors(self, start_offs: int, fields: Any) -> None:
-        need = start_offs
-        for field in fields:
-            _, _, _, dims, dtype, offset = field.parts
-            block, size = GGML_QUANT_SIZES[GGMLQuantizationType(dtype[0])]
-            need = max(need, start_offs + int(offset[0]) + int(np.prod(dims)) // block * size)
-        if need > len(self.data):
-            raise _Truncated(need)
-        super()._build_tensors(start_offs, fields)
-
-
 def read_model(path: Path) -> ModelInfo:
     """Reads and checks a GGUF model. Raises BadInput for anything that a KV cache cannot be compared on."""
-    way_out = "give a GGUF model with -m"
+    meta = gguf_meta.read(path)
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            magic = file.read(4)
-    except OSError as e:
-        raise BadInput(f"cannot read the model {path}: {e.strerror}; {way_out}") from e
-    if magic != b"GGUF":
-        what = "is empty" if size == 0 else "is not a GGUF file"
-        raise BadInput(f"{path} {what}: {way_out}")
-    try:
-        reader = _Reader(path)
-    except _Truncated as e:
-        raise BadInput(
-            f"{path} is truncated: it has {size} bytes and its tensors need {e.need}; download it again"
-        ) from None
-    except Exception as e:  # on garbage the reader raises whatever numpy or enum do
+        need = max((_end(tensor) for tensor in meta.tensors), default=0)
+    except ValueError as e:
         raise BadInput(f"{path} is truncated or damaged ({_brief(e)}); download it again") from e
+    size = path.stat().st_size
+    if need > size:
+        raise BadInput(f"{path} is truncated: it has {size} bytes and its tensors need {need}; download it again")
     try:
-        return _describe(path, size, reader)
+        return _describe(path, meta)
     except BadInput:
         raise
     except Exception as e:  # metadata of the wrong type or shape
-        raise BadInput(f"{path} has metadata that makes no sense ({_brief(e)}); {way_out}") from e
+        raise BadInput(f"{path} has metadata that makes no sense ({_brief(e)}); give a GGUF model with -m") from e
+
+
+def _end(tensor: gguf_meta.Tensor) -> int:
+    """The byte of the file behind the tensor. Raises ValueError for an unknown type."""
+    block, size = GGML_QUANT_SIZES[GGMLQuantizationType(tensor.type)]
+    return tensor.start + math.prod(tensor.shape) // block * size
 
 
 def _brief(e: Exception) -> str:
     return f"{type(e).__name__}: {e}".splitlines()[0][:80]
 
 
-def _describe(path: Path, size: int, reader: GGUFReader) -> ModelInfo:
+def _describe(path: Path, meta: gguf_meta.Metadata) -> ModelInfo:
     def get(key: str, default: Any = None) -> Any:
-        field = reader.fields.get(key)
-        return default if field is None else field.contents()
+        return meta.get(key, default)
 
-    arch = get("general.architecture")
-    if not isinstance(arch, str):
-        raise BadInput(f"{path} names no architecture: it is not a language model; give a GGUF model with -m")
+    arch = meta.arch
     layers = int(get(f"{arch}.block_count", 0))
     heads = _per_layer(get(f"{arch}.attention.head_count", 0), layers)
     heads_kv = _per_layer(get(f"{arch}.attention.head_count_kv", heads), layers)
@@ -117,15 +92,15 @@ def _describe(path: Path, size: int, reader: GGUFReader) -> ModelInfo:
         raise BadInput(
             f"{path} has no attention (architecture {arch}), so it has no KV cache; give another model with -m"
         )
-    if not reader.tensors:
+    if not meta.tensors:
         raise BadInput(f"{path} holds no tensors (a vocabulary only?): give a whole GGUF model with -m")
     head_dim = int(get(f"{arch}.embedding_length")) // max(heads)
     key_length = int(get(f"{arch}.attention.key_length", head_dim))
     own_sizes = (f"{arch}.attention.{key}" for key in ("kv_lora_rank", "key_length_swa", "value_length_swa"))
-    embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
+    embedding = next((tensor for tensor in meta.tensors if tensor.name == "token_embd.weight"), None)
     return ModelInfo(
         path=path,
-        size=size,
+        size=meta.size,
         arch=arch,
         name=str(get("general.name", path.stem)),
         n_ctx_train=int(get(f"{arch}.context_length", 0)),
@@ -134,7 +109,7 @@ def _describe(path: Path, size: int, reader: GGUFReader) -> ModelInfo:
         head_count_kv=heads_kv,
         key_length=key_length,
         value_length=int(get(f"{arch}.attention.value_length", head_dim)),
-        uniform=not any(key in reader.fields for key in own_sizes),
+        uniform=not any(key in meta for key in own_sizes),
     )
 
 

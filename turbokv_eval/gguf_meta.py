@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file without its tensors, in milliseconds: what a KV cache is computed from.
+"""Metadata of a GGUF file and the list of its tensors, in milliseconds: what a KV cache is computed from.
 
 The `gguf` package reads every token of the vocabulary into arrays, which takes seconds on large ones.
 """
@@ -6,6 +6,7 @@ The `gguf` package reads every token of the vocabulary into arrays, which takes 
 import mmap
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from turbokv_eval.errors import BadInput
 # GGUF value types (ggml/docs/gguf.md): number -> struct format. 8 is a string, 9 an array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+
+# Of the tensors' data, where `general.alignment` does not say.
+_ALIGNMENT = 32
 
 # Longer arrays (vocabularies) are of no use here; an array of one value a layer is far shorter.
 _LONGEST = 4096
@@ -29,15 +33,30 @@ class Skipped(list[Any]):
         self.length = length
 
 
+@dataclass(frozen=True)
+class Tensor:
+    """An entry of the list of tensors.
+
+    shape: in ggml's order, the length of a row first. type: the number of a ggml type. start: the byte in the file.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: int
+    start: int
+
+
 class Metadata(Mapping[str, Value]):
     """The key-value pairs of one model, whatever the number of its files.
 
-    size: bytes of all its files together, which is about what its weights take in memory.
+    size:    bytes of all its files together, which is about what its weights take in memory.
+    tensors: those of the file that was read.
     """
 
-    def __init__(self, path: Path, pairs: dict[str, Value], size: int) -> None:
+    def __init__(self, path: Path, pairs: dict[str, Value], tensors: tuple[Tensor, ...], size: int) -> None:
         self.path = path
         self.size = size
+        self.tensors = tensors
         self._pairs = pairs
 
     def __getitem__(self, key: str) -> Value:
@@ -88,12 +107,12 @@ def read(path: Path) -> Metadata:
 
     Raises BadInput for what is missing, damaged or no GGUF file.
     """
-    pairs = _read_one(path)
+    pairs, tensors = _read_one(path)
     count = pairs.get("split.count", 1)
     size = path.stat().st_size
     if isinstance(count, int) and count > 1:
         size = sum(part.stat().st_size for part in _parts(path, count))
-    return Metadata(path, pairs, size)
+    return Metadata(path, pairs, tensors, size)
 
 
 def _parts(path: Path, count: int) -> list[Path]:
@@ -107,7 +126,7 @@ def _parts(path: Path, count: int) -> list[Path]:
     return parts
 
 
-def _read_one(path: Path) -> dict[str, Value]:
+def _read_one(path: Path) -> tuple[dict[str, Value], tuple[Tensor, ...]]:
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -115,10 +134,10 @@ def _read_one(path: Path) -> dict[str, Value]:
                 what = "is empty" if not magic else "is not a GGUF file"
                 raise BadInput(f"{path} {what}: give a GGUF model")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Cursor(data).pairs()
+                return _Cursor(data).contents()
     except OSError as e:
         raise BadInput(f"cannot read the model {path}: {e.strerror}; give a GGUF model") from e
-    except (struct.error, UnicodeDecodeError, KeyError, OverflowError, IndexError) as e:
+    except (struct.error, UnicodeDecodeError, KeyError, OverflowError, IndexError, MemoryError) as e:
         raise BadInput(f"{path} is truncated or damaged; download it again") from e
 
 
@@ -129,18 +148,27 @@ class _Cursor:
         self._data = data
         self._at = 4
 
-    def pairs(self) -> dict[str, Value]:
+    def contents(self) -> tuple[dict[str, Value], tuple[Tensor, ...]]:
         version = self._number("I")
         # A big-endian file shows as a version in the high bytes.
         if version & 0xFFFF == 0 or version < 2:
             raise BadInput(f"this GGUF file has version {version}: only little-endian files of version 2 or later work")
-        self._number("Q")  # tensors
-        count = self._number("Q")
+        n_tensors, count = self._number("Q"), self._number("Q")
         pairs: dict[str, Value] = {}
         for _ in range(count):
             key = self._string()
             pairs[key] = self._value(self._number("I"))
-        return pairs
+        found = [self._tensor() for _ in range(n_tensors)]
+        alignment = pairs.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise KeyError("general.alignment")
+        data = -(-self._at // alignment) * alignment
+        return pairs, tuple(Tensor(name, shape, kind, data + offset) for name, shape, kind, offset in found)
+
+    def _tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name = self._string()
+        shape = tuple(self._number("Q") for _ in range(self._number("I")))
+        return name, shape, self._number("I"), self._number("Q")
 
     def _number(self, code: str) -> Any:
         (value,) = struct.unpack_from("<" + code, self._data, self._at)
