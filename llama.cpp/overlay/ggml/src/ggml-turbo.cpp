@@ -4,7 +4,7 @@
 #include "ggml-turbo-traits.h"
 
 #include "ggml-impl.h"
-#include "ggml-turbo-codebook.h"
+#include "ggml-turbo-tables.h"
 
 #include <cmath>
 #include <cstdint>
@@ -58,18 +58,6 @@ enum ggml_type ggml_turbo_resolve(enum ggml_type type, int64_t n_embd_head) {
 // section 4: codec
 
 namespace {
-
-template <int BITS, int BLOCK> struct codebook;
-
-#define X(ID, ENUM, NAME, BITS, BLOCK)                                                                            \
-    template <> struct codebook<BITS, BLOCK> {                                                                    \
-        static constexpr float centroids [1 << (BITS - 1)]       = GGML_TURBO_CENTROIDS_B##BITS##_N##BLOCK;       \
-        static constexpr float boundaries[(1 << (BITS - 1)) - 1] = GGML_TURBO_BOUNDARIES_B##BITS##_N##BLOCK;      \
-    };                                                                                                            \
-    constexpr float codebook<BITS, BLOCK>::centroids[];                                                           \
-    constexpr float codebook<BITS, BLOCK>::boundaries[];
-GGML_TURBO_TYPES(X)
-#undef X
 
 constexpr uint16_t FP16_NAN = 0x7E00;
 constexpr float    FP16_MAX = 65504.0f;

@@ -3,7 +3,7 @@
 
 #include "turbo-kernels.h"
 
-#include "ggml-turbo-codebook.h"
+#include "ggml-turbo-tables.h"
 
 #include <immintrin.h>
 
@@ -11,16 +11,6 @@
 #include <cstring>
 
 namespace {
-
-template <int BITS, int BLOCK> struct codebook;
-
-#define X(ID, ENUM, NAME, BITS, BLOCK)                                                                       \
-    template <> struct codebook<BITS, BLOCK> {                                                               \
-        static constexpr float centroids [1 << (BITS - 1)]       = GGML_TURBO_CENTROIDS_B##BITS##_N##BLOCK;  \
-        static constexpr float boundaries[(1 << (BITS - 1)) - 1] = GGML_TURBO_BOUNDARIES_B##BITS##_N##BLOCK; \
-    };
-GGML_TURBO_TYPES(X)
-#undef X
 
 // lanes 0-7 in a, 8-15 in b, folded in the order of the format
 inline float lane_fold(__m256 a, __m256 b) {

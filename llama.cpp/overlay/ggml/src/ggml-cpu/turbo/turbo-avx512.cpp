@@ -4,7 +4,7 @@
 
 #include "turbo-kernels.h"
 
-#include "ggml-turbo-codebook.h"
+#include "ggml-turbo-tables.h"
 
 #include <immintrin.h>
 
@@ -12,16 +12,6 @@
 #include <cstring>
 
 namespace {
-
-template <int BITS, int BLOCK> struct codebook;
-
-#define X(ID, ENUM, NAME, BITS, BLOCK)                                                                       \
-    template <> struct codebook<BITS, BLOCK> {                                                               \
-        static constexpr float centroids [1 << (BITS - 1)]       = GGML_TURBO_CENTROIDS_B##BITS##_N##BLOCK;  \
-        static constexpr float boundaries[(1 << (BITS - 1)) - 1] = GGML_TURBO_BOUNDARIES_B##BITS##_N##BLOCK; \
-    };
-GGML_TURBO_TYPES(X)
-#undef X
 
 // codes
 

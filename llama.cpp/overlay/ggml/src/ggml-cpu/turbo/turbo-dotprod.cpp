@@ -227,15 +227,6 @@ struct row_kernels {
     }
 };
 
-void row_scores_any(int bits, int n_rows, const int16_t * q, const float * q_scale, const char * k, size_t stride, int block, int n_block, int n_kv, const int16_t * table, float * s) {
-    with_bits_rows<row_kernels>(bits, n_rows, [&](auto kernels) { kernels.scores(q, q_scale, k, stride, block, n_block, n_kv, table, s); });
-}
-
-void row_values_any(int bits, int n_rows, const int16_t * w, const char * v, size_t stride, int block, int n_kv, const int16_t * table, const float * alpha, const float * beta, float step,
-        float * o, int64_t ld_o) {
-    with_bits_rows<row_kernels>(bits, n_rows, [&](auto kernels) { kernels.values(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); });
-}
-
 } // namespace
 
 const turbo_kernels * turbo_kernels_dotprod() {
@@ -245,8 +236,8 @@ const turbo_kernels * turbo_kernels_dotprod() {
     static const turbo_kernels kernels = [] {
         turbo_kernels res = *turbo_kernels_neon();
         res.name = "dotprod";
-        res.fattn_rows.scores = row_scores_any;
-        res.fattn_rows.values = row_values_any;
+        res.fattn_rows.scores = row_scores_any<row_kernels>;
+        res.fattn_rows.values = row_values_any<row_kernels>;
         return res;
     }();
     return &kernels;

@@ -8,7 +8,7 @@
 
 #include "turbo-kernels.h"
 
-#include "ggml-turbo-codebook.h"
+#include "ggml-turbo-tables.h"
 
 #include <arm_neon.h>
 
@@ -18,16 +18,6 @@
 namespace {
 
 #include "turbo-neon-rows.inc"
-
-template <int BITS, int BLOCK> struct codebook;
-
-#define X(ID, ENUM, NAME, BITS, BLOCK)                                                                       \
-    template <> struct codebook<BITS, BLOCK> {                                                               \
-        static constexpr float centroids [1 << (BITS - 1)]       = GGML_TURBO_CENTROIDS_B##BITS##_N##BLOCK;  \
-        static constexpr float boundaries[(1 << (BITS - 1)) - 1] = GGML_TURBO_BOUNDARIES_B##BITS##_N##BLOCK; \
-    };
-GGML_TURBO_TYPES(X)
-#undef X
 
 // 16 lanes in four vectors, folded in the order of the format
 TURBO_INLINE float lane_fold(const float32x4_t (&v)[4]) {
@@ -722,15 +712,6 @@ struct row_kernels {
     }
 };
 
-void row_scores_any(int bits, int n_rows, const int16_t * q, const float * q_scale, const char * k, size_t stride, int block, int n_block, int n_kv, const int16_t * table, float * s) {
-    with_bits_rows<row_kernels>(bits, n_rows, [&](auto kernels) { kernels.scores(q, q_scale, k, stride, block, n_block, n_kv, table, s); });
-}
-
-void row_values_any(int bits, int n_rows, const int16_t * w, const char * v, size_t stride, int block, int n_kv, const int16_t * table, const float * alpha, const float * beta, float step,
-        float * o, int64_t ld_o) {
-    with_bits_rows<row_kernels>(bits, n_rows, [&](auto kernels) { kernels.values(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); });
-}
-
 } // namespace
 
 const turbo_kernels * turbo_kernels_neon() {
@@ -743,7 +724,7 @@ const turbo_kernels * turbo_kernels_neon() {
         },
         /*.rotate =*/ rotate,
         /*.fattn  =*/ { qk, softmax, pv, nullptr, nullptr, nullptr },
-        /*.fattn_rows =*/ { row_scores_any, row_softmax, row_weights, row_values_any },
+        /*.fattn_rows =*/ { row_scores_any<row_kernels>, row_softmax, row_weights, row_values_any<row_kernels> },
     };
     return &kernels;
 }
