@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from compare_world import World
 
+from turbokv_eval import compare_view
 from turbokv_eval.cli import main
 from turbokv_eval.recommend import recommend
 
@@ -92,6 +93,20 @@ def test_recommendation_is_the_smallest_within_its_limits(world: World) -> None:
     assert recommend(document, max_kld=0.01, budget=1 << 20)["label"] is None
     assert document["recommendation"]["label"] == "q8_0/turbo3"
     assert document["rows"][0]["rss_bytes"] > 1 << 20
+
+
+def test_gate_and_report_read_what_a_run_records(world: World) -> None:
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    run = compare_view.view(world.document)
+    assert [row.rss_bytes for row in run.rows] == [row["rss_bytes"] for row in world.document["rows"]]
+    assert run.recommendation == world.document["recommendation"]["text"]
+
+
+def test_without_quality_nothing_is_recommended(world: World) -> None:
+    result = CliRunner().invoke(main, world.args("--no-quality"))
+    assert result.exit_code == 0, result.stderr
+    assert world.document["recommendation"] is None
+    assert "ecommend" not in result.stdout
 
 
 def test_json_and_csv_on_stdout_are_the_document(world: World) -> None:

@@ -243,9 +243,10 @@ class Comparison:
             row["status"] = "failed" if row["errors"] else "ok"
         self._note_twins()
         self.document["statistics"] = _statistics(self.document["rows"])
-        self.document["recommendation"] = recommend(
-            self.document, max_kld=self.settings.max_kld, budget=self.settings.budget
-        )
+        if self.settings.quality:
+            self.document["recommendation"] = recommend(
+                self.document, max_kld=self.settings.max_kld, budget=self.settings.budget
+            )
         self._finish("failed" if self.failed_rows else "complete")
         return self.document
 

@@ -182,7 +182,7 @@ def _version_1(document: dict[str, Any]) -> Run:
             bits=found["bits_per_value"],
             kv_bytes=round(kv["mib"] * MIB) if kv else None,
             cells=kv["cells"] if kv else None,
-            rss_bytes=None,
+            rss_bytes=found.get("rss_bytes"),
             caches=_caches_1(kv) if kv else (),
             quality=(_quality_1(quality, settings["ctx"], text),) if quality else (),
             speed=tuple(
@@ -199,6 +199,8 @@ def _version_1(document: dict[str, Any]) -> Run:
         status=document["status"],
         notes=tuple(document["notes"]),
         reference=f"{reference['type']} cache without flash attention" if reference else "",
+        # documents of before these were measured lack them
+        recommendation=(document.get("recommendation") or {}).get("text", ""),
     )
 
 
