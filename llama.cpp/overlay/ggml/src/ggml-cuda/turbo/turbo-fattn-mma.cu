@@ -18,6 +18,7 @@
 
 #include <algorithm>
 
+// Where an architecture has no kernel here, the two functions that are no templates are unused.
 // d += a b of 16x16 and 16x8 matrices of f16
 [[maybe_unused]] static __device__ __forceinline__ void mma_16816(float (& d)[4], const uint32_t (& a)[4], uint32_t b0, uint32_t b1) {
 #if __CUDA_ARCH__ >= GGML_CUDA_CC_AMPERE
@@ -30,7 +31,7 @@
 #endif
 }
 
-static __device__ __forceinline__ uint32_t pack_half2(float lo, float hi) {
+[[maybe_unused]] static __device__ __forceinline__ uint32_t pack_half2(float lo, float hi) {
     return (uint32_t) __half_as_ushort(__float2half_rn(lo)) | (uint32_t) __half_as_ushort(__float2half_rn(hi)) << 16;
 }
 
