@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from turbokv_eval import runner
-from turbokv_eval.build import missing_programs
-from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
+from turbokv_eval import file_program
 
 PROGRAM = "llama-kv-condition"
 
@@ -30,19 +28,5 @@ class Sample:
 
 
 def make(bin_dir: Path, model: Path, output: Path, sample: Sample, threads: int) -> Path:
-    """Measures the keys of `model` and writes `output`, a GGUF. Returns its path.
-
-    Raises BadInput (a folder that cannot be written, a model that cannot be conditioned), MachineCannot (the program is
-    not built) or CheckFailed (it ended without a file).
-    """
-    if missing_programs(bin_dir, (PROGRAM,)):
-        raise MachineCannot(f"{PROGRAM} not found in {bin_dir}: `turbokv-eval build` (or `make build`) builds it")
-    if not output.parent.is_dir():
-        raise BadInput(f"cannot write {output}: there is no folder {output.parent}")
-    done = runner.run([bin_dir / PROGRAM, "-m", model, "-o", output, "-t", str(threads), *sample.args])
-    if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-        raise BadInput(said[-1].removeprefix("error:").strip() if said else f"{PROGRAM} failed without a word")
-    if not output.is_file():
-        raise CheckFailed(f"{PROGRAM} ended without writing {output}")
-    return output
+    """Measures the keys of `model` and writes `output`, a GGUF. Returns its path. Raises as `file_program.write`."""
+    return file_program.write(bin_dir, PROGRAM, ["-m", model, "-t", str(threads), *sample.args], output)

@@ -9,9 +9,8 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from turbokv_eval import runner
-from turbokv_eval.build import missing_programs
-from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
+from turbokv_eval import file_program
+from turbokv_eval.errors import BadInput
 from turbokv_eval.gguf_info import ModelInfo
 
 PROGRAM = "llama-kv-capture"
@@ -268,21 +267,6 @@ class Request:
 
 
 def make(bin_dir: Path, model: Path, text: Path, output: Path, request: Request, threads: int) -> Path:
-    """Runs `text` through `model` and writes `output`, a GGUF. Returns its path.
-
-    Raises BadInput (a folder that cannot be written, a layer that is not there, a model without a K cache),
-    MachineCannot (the program is not built) or CheckFailed (it ended without a file).
-    """
-    if missing_programs(bin_dir, (PROGRAM,)):
-        raise MachineCannot(f"{PROGRAM} not found in {bin_dir}: `turbokv-eval build` (or `make build`) builds it")
-    if not output.parent.is_dir():
-        raise BadInput(f"cannot write {output}: there is no folder {output.parent}")
-    argv: list[str | Path] = [bin_dir / PROGRAM, "-m", model, "-f", text, "-o", output, "-t", str(threads)]
-    argv += request.args
-    done = runner.run(argv)
-    if done.returncode != 0:
-        said = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-        raise BadInput(said[-1].removeprefix("error:").strip() if said else f"{PROGRAM} failed without a word")
-    if not output.is_file():
-        raise CheckFailed(f"{PROGRAM} ended without writing {output}")
-    return output
+    """Runs `text` through `model`, writes `output`, a GGUF. Returns its path. Raises as `file_program.write`."""
+    args: list[str | Path] = ["-m", model, "-f", text, "-t", str(threads), *request.args]
+    return file_program.write(bin_dir, PROGRAM, args, output)
