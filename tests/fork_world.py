@@ -1,5 +1,6 @@
 """A tiny upstream sdist and a fork of it in a temporary folder: what the tests of `turbokv_eval.fork` play with."""
 
+import gzip
 import hashlib
 import io
 import subprocess
@@ -44,12 +45,13 @@ def sdist_bytes(files: dict[str, str]) -> bytes:
         "vendor/other/x.c": "int not_ours;\n",
     } | {f"vendor/llama.cpp/{name}": text for name, text in files.items()}
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name, text in outer.items():
             info = tarfile.TarInfo(f"tiny_upstream-1.0/{name}")
             info.size, info.mode = len(text.encode()), 0o755 if name.endswith(".sh") else 0o644
             tar.addfile(info, io.BytesIO(text.encode()))
-    return buffer.getvalue()
+    # tarfile's own "w:gz" writes the time of day, by which two worlds of one test would differ.
+    return gzip.compress(buffer.getvalue(), mtime=0)
 
 
 class World:

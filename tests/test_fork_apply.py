@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from fork_world import A_C, HOOK, UPSTREAM_FILES, World, one_line_diff
 
-from turbokv_eval.fork import ForkError, apply, status
+from turbokv_eval.errors import ToolError
+from turbokv_eval.fork import apply, status
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_edits_that_are_not_exported_are_refused_and_kept(world: World, edit: st
     for change_sources in (False, True):
         if change_sources:
             world.overlay("src/turbo/other.c", "int o;\n")
-        with pytest.raises(ForkError, match=f"{re.escape(name)}.*fork-export.*--discard") as e:
+        with pytest.raises(ToolError, match=f"{re.escape(name)}.*fork-export.*--discard") as e:
             apply(layout=world.layout)
         assert (e.value.exit_code, "\n" in e.value.message) == (2, False)
         assert path.exists() == (edit != "delete")
@@ -177,7 +178,7 @@ def test_a_commit_by_the_developer_is_an_edit_too(world: World) -> None:
     run(world)
     (world.tree / "src/b.c").write_text("int mine;\n")
     world.git("commit", "-q", "-a", "-m", "mine")
-    with pytest.raises(ForkError, match=r"src/b\.c"):
+    with pytest.raises(ToolError, match=r"src/b\.c"):
         apply(layout=world.layout)
 
 
@@ -219,7 +220,7 @@ def test_interrupted_update_is_finished_by_the_next(world: World) -> None:
 def test_a_folder_of_somebody_else_is_not_overwritten(world: World) -> None:
     world.tree.mkdir(parents=True)
     (world.tree / "precious.txt").write_text("mine")
-    with pytest.raises(ForkError, match=r"not made by this tool.*--discard"):
+    with pytest.raises(ToolError, match=r"not made by this tool.*--discard"):
         apply(layout=world.layout)
     assert (world.tree / "precious.txt").read_text() == "mine"
     run(world, discard=True)
@@ -232,7 +233,7 @@ def test_a_patch_that_no_longer_applies_says_all_there_is_to_know(world: World) 
     run(world)
     before = age(world)
     world.release(UPSTREAM_FILES | {"src/a.c": A_C.replace("int a30;", "int renamed;")})
-    with pytest.raises(ForkError) as e:
+    with pytest.raises(ToolError) as e:
         apply(layout=world.layout)
     for part in ("patches/hook.patch", "src/a.c, hunk 2 of 2 (line 29)", "Why: the cache needs it.", "Next: "):
         assert part in e.value.message
@@ -244,19 +245,19 @@ def test_a_patch_that_no_longer_applies_says_all_there_is_to_know(world: World) 
 def test_a_patched_file_that_upstream_removed_is_named(world: World) -> None:
     world.patch("hook.patch", HOOK)
     world.release({k: v for k, v in UPSTREAM_FILES.items() if k != "src/a.c"})
-    with pytest.raises(ForkError, match=r"hook\.patch touches src/a\.c, which upstream does not have.*Retire-when"):
+    with pytest.raises(ToolError, match=r"hook\.patch touches src/a\.c, which upstream does not have.*Retire-when"):
         apply(layout=world.layout)
 
 
 def test_a_damaged_patch_is_named(world: World) -> None:
     world.patch("hook.patch", HOOK.replace("@@ -9,3 +9,3 @@", "@@ -9,7 +9,7 @@"))
-    with pytest.raises(ForkError, match=r"hook\.patch cannot be read: .*corrupt"):
+    with pytest.raises(ToolError, match=r"hook\.patch cannot be read: .*corrupt"):
         apply(layout=world.layout)
 
 
 def test_an_overlay_file_of_upstream_is_refused(world: World) -> None:
     world.overlay("src/a.c", "int mine;\n")
-    with pytest.raises(ForkError, match=r"overlay/src/a\.c is a file of upstream"):
+    with pytest.raises(ToolError, match=r"overlay/src/a\.c is a file of upstream"):
         apply(layout=world.layout)
 
 
@@ -267,13 +268,13 @@ def test_junk_in_the_overlay_stays_out_and_links_are_refused(world: World) -> No
     assert status(world.layout) == ("clean", [])
     assert world.git("ls-files", "src") == "src/a.c\nsrc/b.c"
     (world.layout.overlay / "link.c").symlink_to("elsewhere")
-    with pytest.raises(ForkError, match=r"overlay/link\.c is a symbolic link"):
+    with pytest.raises(ToolError, match=r"overlay/link\.c is a symbolic link"):
         apply(layout=world.layout)
 
 
 def test_no_git_is_one_line(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(world.root))
-    with pytest.raises(ForkError, match="git is not installed") as e:
+    with pytest.raises(ToolError, match="git is not installed") as e:
         apply(layout=world.layout)
     assert e.value.exit_code == 3
 

@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 from fork_world import A_C, HEADER, HOOK, World, one_line_diff
 
-from turbokv_eval.fork import ForkError, apply, check, export, status
+from turbokv_eval.errors import ToolError
+from turbokv_eval.fork import apply, check, export, status
 from turbokv_eval.fork.__main__ import main
 from turbokv_eval.fork.export import Into
 from turbokv_eval.fork.paths import Layout
@@ -95,7 +96,7 @@ def test_reverted_patch_goes_and_the_series_keeps_its_comments(world: World) -> 
 def test_upstream_file_without_a_patch_needs_into(world: World) -> None:
     edit(world, "src/b.c", "int b2;", "int x;")
     before = sources(world)
-    with pytest.raises(ForkError, match=r"no patch owns .*src/b\.c.*--into NAME\.patch") as e:
+    with pytest.raises(ToolError, match=r"no patch owns .*src/b\.c.*--into NAME\.patch") as e:
         export(layout=world.layout)
     assert (e.value.exit_code, sources(world)) == (2, before)
     assert export(layout=world.layout, into=[Into("new.patch")]) == ["wrote patches/new.patch"]
@@ -129,20 +130,20 @@ def test_a_glob_moves_files_between_patches(world: World) -> None:
         "wrote patches/all.patch",
     ]
     assert check(layout=world.layout) == []
-    with pytest.raises(ForkError, match="no changed upstream file"):
+    with pytest.raises(ToolError, match="no changed upstream file"):
         export(layout=world.layout, into=[Into("x.patch", "nothing/*")])
 
 
 @pytest.mark.parametrize("name", ["../x.patch", "x.diff"])
 def test_into_takes_a_plain_patch_name(world: World, name: str) -> None:
-    with pytest.raises(ForkError, match=r"ends in \.patch"):
+    with pytest.raises(ToolError, match=r"ends in \.patch"):
         export(layout=world.layout, into=[Into(name)])
 
 
 def test_into_does_not_overwrite_a_patch_outside_the_series(world: World) -> None:
     edit(world, "src/b.c", "int b2;", "int x;")
     (world.layout.patches / "old.patch").write_text("precious")
-    with pytest.raises(ForkError, match=r"old\.patch is not in patches/series"):
+    with pytest.raises(ToolError, match=r"old\.patch is not in patches/series"):
         export(layout=world.layout, into=[Into("old.patch")])
     assert (world.layout.patches / "old.patch").read_text() == "precious"
 
@@ -199,19 +200,19 @@ def test_overlay_file_that_upstream_ignores_is_followed(world: World) -> None:
 
 def test_a_link_cannot_be_exported(world: World) -> None:
     (world.tree / "link.c").symlink_to("src/a.c")
-    with pytest.raises(ForkError, match=r"symbolic link.*link\.c"):
+    with pytest.raises(ToolError, match=r"symbolic link.*link\.c"):
         export(layout=world.layout)
 
 
 def test_binary_upstream_change_is_refused(world: World) -> None:
     (world.tree / "src/b.c").write_bytes(b"\0\1\2")
-    with pytest.raises(ForkError, match=r"src/b\.c is binary"):
+    with pytest.raises(ToolError, match=r"src/b\.c is binary"):
         export(layout=world.layout, into=[Into("b.patch")])
 
 
 def test_export_without_a_tree_is_one_line(world: World) -> None:
     shutil.rmtree(world.layout.build)
-    with pytest.raises(ForkError, match="fork-apply"):
+    with pytest.raises(ToolError, match="fork-apply"):
         export(layout=world.layout)
 
 
@@ -219,7 +220,7 @@ def test_export_does_not_undo_newer_sources_and_the_way_out_works(world: World) 
     edit(world, "src/turbo/t.c", "int t;", "int mine;")
     world.overlay("src/turbo/theirs.c", "int theirs;\n")
     before = sources(world)
-    with pytest.raises(ForkError, match="stash"):
+    with pytest.raises(ToolError, match="stash"):
         export(layout=world.layout)
     assert sources(world) == before
     world.git("stash", "-q", "-u")

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from fork_world import SDIST, World
 
-from turbokv_eval.fork import ForkError, Layout, apply, load_pin, repo_root
+from turbokv_eval.errors import ToolError
+from turbokv_eval.fork import Layout, apply, load_pin, repo_root
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_downloads_once(world: World) -> None:
 def test_wrong_hash_from_the_registry_fails_closed(world: World) -> None:
     real = load_pin(world.layout.source).sha256
     world.pin("0" * 64)
-    with pytest.raises(ForkError) as e:
+    with pytest.raises(ToolError) as e:
         apply(layout=world.layout)
     assert real in e.value.message
     assert "0" * 64 in e.value.message
@@ -49,7 +50,7 @@ def test_wrong_hash_in_the_cache_fails_closed_every_time(world: World) -> None:
     (world.layout.cache / SDIST).write_bytes(b"tampered")
     got = hashlib.sha256(b"tampered").hexdigest()
     for _ in range(2):
-        with pytest.raises(ForkError, match=f"{got}.*{load_pin(world.layout.source).sha256}; delete that file") as e:
+        with pytest.raises(ToolError, match=f"{got}.*{load_pin(world.layout.source).sha256}; delete that file") as e:
             apply(layout=world.layout)
         assert e.value.exit_code == 1
     assert not world.tree.exists()
@@ -57,7 +58,7 @@ def test_wrong_hash_in_the_cache_fails_closed_every_time(world: World) -> None:
 
 def test_no_network_and_an_empty_cache_is_one_line(world: World) -> None:
     (world.root / "shop" / SDIST).unlink()
-    with pytest.raises(ForkError, match=r"cannot download tiny-upstream 1\.0.*connect to the network.*by hand") as e:
+    with pytest.raises(ToolError, match=r"cannot download tiny-upstream 1\.0.*connect to the network.*by hand") as e:
         apply(layout=world.layout)
     assert (e.value.exit_code, "\n" in e.value.message) == (3, False)
 
@@ -65,14 +66,14 @@ def test_no_network_and_an_empty_cache_is_one_line(world: World) -> None:
 def test_a_cache_that_cannot_be_written_is_one_line(world: World) -> None:
     world.layout.cache.rmdir()
     world.layout.cache.write_text("a file in the way")
-    with pytest.raises(ForkError, match=r"cannot write the cache.*XDG_CACHE_HOME") as e:
+    with pytest.raises(ToolError, match=r"cannot write the cache.*XDG_CACHE_HOME") as e:
         apply(layout=world.layout)
     assert e.value.exit_code == 3
 
 
 def test_a_subdir_that_the_sdist_lacks_is_one_line(world: World) -> None:
     world.pin(load_pin(world.layout.source).sha256, subdir="vendor/nothing")
-    with pytest.raises(ForkError, match="no folder vendor/nothing: correct `subdir`"):
+    with pytest.raises(ToolError, match="no folder vendor/nothing: correct `subdir`"):
         apply(layout=world.layout)
 
 
@@ -92,11 +93,11 @@ def test_a_faulty_pin_is_one_line(world: World, text: str, message: str) -> None
     elif text == "SHORT":
         text = path.read_text().replace(load_pin(world.layout.source).sha256, "abc")
     path.write_text(text)
-    with pytest.raises(ForkError, match=message) as e:
+    with pytest.raises(ToolError, match=message) as e:
         load_pin(world.layout.source)
     assert e.value.exit_code == 2
     path.unlink()
-    with pytest.raises(ForkError, match="cannot read the pin"):
+    with pytest.raises(ToolError, match="cannot read the pin"):
         load_pin(world.layout.source)
 
 
@@ -111,7 +112,7 @@ def test_an_installed_package_builds_in_the_cache(tmp_path: Path, monkeypatch: p
     (package / "_fork" / "llama.cpp").mkdir(parents=True)
     monkeypatch.setattr("turbokv_eval.fork.paths._PACKAGE", package)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with pytest.raises(ForkError, match="reinstall"):
+    with pytest.raises(ToolError, match="reinstall"):
         repo_root()
     (package / "_fork" / "llama.cpp" / "UPSTREAM").touch()
     assert repo_root() == package / "_fork"

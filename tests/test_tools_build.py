@@ -9,6 +9,7 @@ from click.testing import CliRunner, Result
 
 from turbokv_eval import build, fork
 from turbokv_eval.cli import main
+from turbokv_eval.errors import BadInput
 from turbokv_eval.fork import Layout
 
 _CMAKE = """#!{python}
@@ -191,7 +192,7 @@ def test_a_configuration_that_fails_is_tried_again(machine: Machine) -> None:
 
 def test_the_forks_errors_keep_their_exit_code(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(progress: build.Progress) -> Path:
-        raise fork.ForkError("the tree has edits: export them")
+        raise BadInput("the tree has edits: export them")
 
     monkeypatch.setattr(fork, "apply", refuse)
     fails(invoke(), 2, "the tree has edits: export them")

@@ -129,7 +129,7 @@ def check_compilers() -> None:
 def build(options: Options, progress: Progress, on_step: OnStep) -> Path:
     """Materialises the fork and builds it; returns the folder of the programs.
 
-    Raises ForkError, MachineCannot (tools, disk, memory) or CheckFailed (it does not compile).
+    Raises ToolError, MachineCannot (tools, disk, memory) or CheckFailed (it does not compile).
     """
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
     check_compilers()

@@ -96,7 +96,7 @@ def sources() -> Check:
     name, apply = "sources", "`turbokv-eval build` brings it up to date"
     try:
         state, edits = fork.status()
-    except (fork.ForkError, OSError) as e:
+    except (ToolError, OSError) as e:
         return Check(name, "fail", f"the fork cannot be read: {e}", "install the package again")
     if state == "clean":
         return Check(name, "ok", "the tree is that of this version")

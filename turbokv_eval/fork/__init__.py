@@ -5,10 +5,9 @@ into patches and overlay files, `check` says what is wrong with them. Command li
 """
 
 from turbokv_eval.fork.check import check
-from turbokv_eval.fork.errors import ForkError
 from turbokv_eval.fork.export import export
 from turbokv_eval.fork.paths import Layout, repo_root
 from turbokv_eval.fork.pin import Pin, load_pin
 from turbokv_eval.fork.tree import apply, status
 
-__all__ = ["ForkError", "Layout", "Pin", "apply", "check", "export", "load_pin", "repo_root", "status"]
+__all__ = ["Layout", "Pin", "apply", "check", "export", "load_pin", "repo_root", "status"]

@@ -2,8 +2,8 @@
 
 import click
 
+from turbokv_eval.errors import CheckFailed
 from turbokv_eval.fork.check import check
-from turbokv_eval.fork.errors import CheckFailed
 from turbokv_eval.fork.export import Into, export
 from turbokv_eval.fork.paths import Layout
 from turbokv_eval.fork.pin import load_pin

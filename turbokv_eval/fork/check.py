@@ -4,7 +4,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from turbokv_eval.fork.errors import CheckFailed, ForkError
+from turbokv_eval.errors import CheckFailed, ToolError
 from turbokv_eval.fork.export import sources_of
 from turbokv_eval.fork.paths import Layout
 from turbokv_eval.fork.pin import Progress
@@ -15,7 +15,7 @@ from turbokv_eval.fork.tree import Tree, apply
 def check(progress: Progress = lambda _: None, *, layout: Layout | None = None) -> list[str]:
     """Findings, one line each; none means sound. Ends with a round trip: apply into a fresh folder, export, compare.
 
-    Raises ForkError only when it cannot check at all (no sdist, no git, a broken UPSTREAM).
+    Raises ToolError only when it cannot check at all (no sdist, no git, a broken UPSTREAM).
     """
     layout = layout or Layout.default()
     findings = lint(layout)
@@ -32,7 +32,7 @@ def check(progress: Progress = lambda _: None, *, layout: Layout | None = None) 
             return findings
         try:
             new = sources_of(tree, stamp.pristine, tree.snapshot(), old, ())
-        except ForkError as e:
+        except ToolError as e:
             return [e.message]
     before, after = ({p.name: p.text for p in s.patches} for s in (old, new))
     findings += [

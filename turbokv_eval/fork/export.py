@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from turbokv_eval.fork.errors import CheckFailed, ForkError
+from turbokv_eval.errors import BadInput, CheckFailed
 from turbokv_eval.fork.git import Git
 from turbokv_eval.fork.paths import Layout
 from turbokv_eval.fork.pin import Progress
@@ -46,25 +46,25 @@ def export(
 ) -> list[str]:
     """Regenerates patches and overlay from the tree; returns one line for each file written or removed.
 
-    Raises ForkError when there is no tree, when `llama.cpp/` changed since the tree was made (the export would undo
+    Raises ToolError when there is no tree, when `llama.cpp/` changed since the tree was made (the export would undo
     that change), or when a modified upstream file belongs to no patch and nothing in `into` takes it.
     """
     layout = layout or Layout.default()
     for target in into:
         if "/" in target.name or not target.name.endswith(".patch"):
-            raise ForkError(f"--into {target.name}: give a file name that ends in .patch, without a folder")
+            raise BadInput(f"--into {target.name}: give a file name that ends in .patch, without a folder")
     with locked(layout):
         tree = Tree(layout.tree)
         stamp = tree.stamp()
         if stamp is None:
-            raise ForkError(f"there is no tree in {layout.tree}: run `make fork-apply` first")
+            raise BadInput(f"there is no tree in {layout.tree}: run `make fork-apply` first")
         old = load_sources(layout)
         listed = series_names(layout)
         for target in into:
             if target.name not in listed and (layout.patches / target.name).exists():
-                raise ForkError(f"patches/{target.name} is not in patches/series: add it there or choose another name")
+                raise BadInput(f"patches/{target.name} is not in patches/series: add it there or choose another name")
         if stamp.sources != old.digest:
-            raise ForkError(
+            raise BadInput(
                 f"llama.cpp/ changed since {layout.tree} was made, and exporting would undo that: put your edits aside"
                 f" (`git -C {layout.tree} stash -u`), run `make fork-apply`, take them back"
                 f" (`git -C {layout.tree} stash pop`), and export again"
@@ -88,7 +88,7 @@ def sources_of(tree: Tree, pristine: str, now: str, old: Sources, into: Sequence
     """
     changes = tree.compare(pristine, now)
     if links := [change.path for change in changes if change.mode in ("120000", "160000")]:
-        raise ForkError(f"neither a symbolic link nor a repository can be exported: {', '.join(links)}")
+        raise BadInput(f"neither a symbolic link nor a repository can be exported: {', '.join(links)}")
     added = [change for change in changes if change.status == "A"]
     owners = old.owners()
     edited = [change.path for change in changes if change.status != "A"]
@@ -96,11 +96,11 @@ def sources_of(tree: Tree, pristine: str, now: str, old: Sources, into: Sequence
     for target in into:
         taken = [p for p in edited if (fnmatchcase(p, target.glob) if target.glob else p not in owners)]
         if not taken:
-            raise ForkError(f"--into {target.name}: there is no changed upstream file to put into it")
+            raise BadInput(f"--into {target.name}: there is no changed upstream file to put into it")
         owners |= dict.fromkeys(taken, target.name)
         headers.setdefault(target.name, patch_header(target.why, target.kind, target.retire_when))
     if homeless := [path for path in edited if path not in owners]:
-        raise ForkError(
+        raise BadInput(
             f"no patch owns the changed upstream file {', '.join(homeless)}: put it into one with"
             f" `python -m turbokv_eval.fork export --into NAME.patch --why REASON` (a new or an existing patch)"
         )
@@ -115,7 +115,7 @@ def sources_of(tree: Tree, pristine: str, now: str, old: Sources, into: Sequence
 def _diff(git: Git, old: str, new: str, path: str) -> str:
     text = git("diff-tree", *_DIFF, old, new, "--", f":(literal){path}").split("\n")
     if "GIT binary patch" in text:
-        raise ForkError(f"{path} is binary: a patch cannot carry it")
+        raise BadInput(f"{path} is binary: a patch cannot carry it")
     # The object names say nothing that the hunks do not, and would change with every upgrade.
     hunks = next((i for i, line in enumerate(text) if line.startswith("@@ ")), len(text))
     return "\n".join([line for line in text[:hunks] if not line.startswith("index ")] + text[hunks:]) + "\n"

@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from turbokv_eval.fork.errors import MachineCannot
+from turbokv_eval.errors import MachineCannot
 
 NAME, EMAIL, DATE = "turbokv", "fork@turbokv.invalid", "1577836800 +0000"
 

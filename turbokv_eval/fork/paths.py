@@ -5,7 +5,7 @@ from pathlib import Path
 
 from platformdirs import user_cache_dir
 
-from turbokv_eval.fork.errors import ForkError
+from turbokv_eval.errors import BadInput
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _APP = "turbokv"
@@ -50,4 +50,4 @@ def repo_root() -> Path:
     for root in (_PACKAGE.parent, _PACKAGE / "_fork"):
         if (root / "llama.cpp" / "UPSTREAM").is_file():
             return root
-    raise ForkError(f"llama.cpp/UPSTREAM is neither in {_PACKAGE.parent} nor in the installed package: reinstall it")
+    raise BadInput(f"llama.cpp/UPSTREAM is neither in {_PACKAGE.parent} nor in the installed package: reinstall it")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from turbokv_eval.fork.errors import CheckFailed, ForkError, MachineCannot
+from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
 
 Progress = Callable[[str], None]
 
@@ -35,21 +35,21 @@ class Pin:
 
 
 def load_pin(source: Path) -> Pin:
-    """Reads `source/UPSTREAM`. Raises ForkError when it is missing, no TOML, or lacks a field."""
+    """Reads `source/UPSTREAM`. Raises ToolError when it is missing, no TOML, or lacks a field."""
     path = source / "UPSTREAM"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise ForkError(f"cannot read the pin {path}: {e.strerror}") from e
+        raise BadInput(f"cannot read the pin {path}: {e.strerror}") from e
     except tomllib.TOMLDecodeError as e:
-        raise ForkError(f"{path} is not valid TOML: {e}") from e
+        raise BadInput(f"{path} is not valid TOML: {e}") from e
     names = [f.name for f in fields(Pin)]
     bad = [n for n in names if not isinstance(data.get(n), str) or not data[n]]
     bad += sorted(set(data) - set(names))
     if bad:
-        raise ForkError(f"{path}: missing, empty or unknown field {', '.join(bad)}; it has exactly: {', '.join(names)}")
+        raise BadInput(f"{path}: missing, empty or unknown field {', '.join(bad)}; it has exactly: {', '.join(names)}")
     if not re.fullmatch(r"[0-9a-f]{64}", data["sha256"]):
-        raise ForkError(f"{path}: sha256 must be 64 lower-case hex digits")
+        raise BadInput(f"{path}: sha256 must be 64 lower-case hex digits")
     return Pin(**data)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from turbokv_eval.fork.errors import ForkError
+from turbokv_eval.errors import BadInput
 from turbokv_eval.fork.paths import Layout
 
 FIELDS = ("Why", "Kind", "Retire-when")
@@ -90,13 +90,13 @@ def series_names(layout: Layout) -> list[str]:
 
 
 def load_sources(layout: Layout) -> Sources:
-    """Reads series, patches and overlay. Raises ForkError when a listed patch is missing or a file is a link."""
+    """Reads series, patches and overlay. Raises ToolError when a listed patch is missing or a file is a link."""
     digest = hashlib.sha256((layout.source / "UPSTREAM").read_bytes())
     patches = []
     for name in series_names(layout):
         path = layout.patches / name
         if not path.is_file():
-            raise ForkError(f"patches/series lists {name}, which does not exist: create it or delete the line")
+            raise BadInput(f"patches/series lists {name}, which does not exist: create it or delete the line")
         text = path.read_bytes().decode(errors="surrogateescape")
         start = re.search(r"^diff --git ", text, flags=re.MULTILINE)
         cut = start.start() if start else len(text)
@@ -106,7 +106,7 @@ def load_sources(layout: Layout) -> Sources:
     for path in _overlay_paths(layout):
         name = path.relative_to(layout.overlay).as_posix()
         if path.is_symlink():
-            raise ForkError(f"overlay/{name} is a symbolic link: the overlay holds plain files only")
+            raise BadInput(f"overlay/{name} is a symbolic link: the overlay holds plain files only")
         overlay[name] = OverlayFile(path.read_bytes(), bool(path.stat().st_mode & 0o100))
         digest.update(encode(f"\0{name}\0{overlay[name].mode}\0{len(overlay[name].data)}\0") + overlay[name].data)
     return Sources(tuple(patches), overlay, digest.hexdigest())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
-from turbokv_eval.fork.errors import CheckFailed, ForkError, MachineCannot
+from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
 from turbokv_eval.fork.git import DATE, EMAIL, NAME, Git
 from turbokv_eval.fork.paths import Layout
 from turbokv_eval.fork.pin import Pin, Progress, fetch_sdist, load_pin
@@ -173,7 +173,7 @@ def _import_lines(archive: Path, subdir: str) -> Iterator[bytes]:
             found = True
             yield f"M {mode} inline {inside.relative_to(subdir)}\ndata {len(data)}\n".encode() + data + b"\n"
     if not found:
-        raise ForkError(f"{archive.name} has no folder {subdir}: correct `subdir` in UPSTREAM")
+        raise BadInput(f"{archive.name} has no folder {subdir}: correct `subdir` in UPSTREAM")
 
 
 def _reasons(patch: Patch) -> str:
@@ -218,7 +218,7 @@ def locked(layout: Layout) -> Iterator[None]:
 def apply(progress: Progress = lambda _: None, *, layout: Layout | None = None, discard: bool = False) -> Path:
     """Makes the tree what UPSTREAM, patches and overlay say; returns its path. Does nothing when it already is.
 
-    discard: throw away edits in the tree instead of refusing. Raises ForkError.
+    discard: throw away edits in the tree instead of refusing. Raises ToolError.
     """
     layout = layout or Layout.default()
     with locked(layout):
@@ -245,7 +245,7 @@ def apply_locked(progress: Progress, layout: Layout, discard: bool) -> Path:
     edits = tree.lost(stamp, now, f"{new}^{{tree}}")
     if edits and not discard:
         shown = ", ".join(edits[:4]) + (f" and {len(edits) - 4} more" if len(edits) > 4 else "")
-        raise ForkError(
+        raise BadInput(
             f"{layout.tree} has edits that are not exported ({shown}): `make fork-export` keeps them,"
             f" `python -m turbokv_eval.fork apply --discard` throws them away"
         )
@@ -259,7 +259,7 @@ def _create(
     layout: Layout, pin: Pin, sources: Sources, sdist: Callable[[], Path], progress: Progress, discard: bool
 ) -> None:
     if layout.tree.exists() and any(layout.tree.iterdir()) and not discard:
-        raise ForkError(
+        raise BadInput(
             f"{layout.tree} exists but was not made by this tool: move it away,"
             f" or `python -m turbokv_eval.fork apply --discard` deletes it"
         )
