@@ -122,6 +122,17 @@ def test_ccache_is_used_where_it_is(machine: Machine) -> None:
     assert f"-DCMAKE_CXX_COMPILER_LAUNCHER={machine.tools / 'ccache'}" in machine.calls[0]
 
 
+@pytest.mark.parametrize(("probe", "off"), [("exit 0", False), ("exit 1", True), ("kill -ILL $$", True)])
+def test_amx_is_left_out_where_a_probe_of_it_dies(machine: Machine, probe: str, off: bool) -> None:
+    compiler = f'#!/bin/sh\nprintf \'#!/bin/sh\\n{probe}\\n\' > "$5"\n/bin/chmod +x "$5"\n'
+    machine.add("cc", compiler)
+    assert invoke().exit_code == 0
+    assert ("-DCMAKE_C_FLAGS=-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" in machine.calls[0]) == off
+    assert ("-DCMAKE_CXX_FLAGS=-mno-amx-tile" in machine.calls[0]) == off
+    assert invoke("--portable").exit_code == 0
+    assert "-mno-amx" not in machine.calls[2]
+
+
 def test_tests_and_jobs(machine: Machine) -> None:
     invoke("--tests", "--jobs", "3")
     assert "--parallel 3" in machine.calls[1]

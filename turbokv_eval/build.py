@@ -11,6 +11,7 @@ from pathlib import Path
 
 from turbokv_eval import fork, provenance, runner
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
+from turbokv_eval.native import unusable_isa_flags
 
 Progress = Callable[[str], None]
 # Called with the number of finished and of all steps of the build.
@@ -161,6 +162,9 @@ def _configure(options: Options, tree: Path, folder: Path, cmake: Path, ninja: P
     """Runs CMake unless the folder is already configured so. Ninja itself runs it again when a CMake file changed."""
     argv = [str(cmake), "-S", str(tree), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
     argv += options.cmake()
+    if not options.portable and (flags := " ".join(unusable_isa_flags())):
+        progress(f"AMX does not work with this compiler on this machine: building with {flags}")
+        argv += [f"-DCMAKE_C_FLAGS={flags}", f"-DCMAKE_CXX_FLAGS={flags}"]
     if ccache := shutil.which("ccache"):
         argv += [f"-DCMAKE_C_COMPILER_LAUNCHER={ccache}", f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"]
     wanted = json.dumps([argv, os.environ.get("CC"), os.environ.get("CXX")], indent=1)
