@@ -1,5 +1,6 @@
 """The tables are a function of the document: numbers are shown whole, whatever the width, and failures stand out."""
 
+import copy
 import io
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,21 @@ def test_partial_document_is_never_an_error(document: dict[str, Any]) -> None:
     assert pd.isna(report.quality_frame(partial)["kv_mib"]).all()
     text = report.as_text(partial)
     assert "q8_0/turbo3" in text
+
+
+def test_attention_time_is_what_a_depth_adds_over_f16s(document: dict[str, Any]) -> None:
+    def speed(depth: int, rate: float) -> dict[str, Any]:
+        side = {"rounds": [[rate]], "median": rate, "min": rate, "max": rate, "n": 1}
+        return {"depth": depth, "prompt": side, "generation": side}
+
+    document = copy.deepcopy(document)
+    rows = {row["label"]: row for row in document["rows"]}
+    rows["f16"]["speed"] = [speed(0, 100.0), speed(4096, 50.0)]  # 10 ms, then 20
+    rows["q8_0/turbo3"]["speed"] = [speed(0, 125.0), speed(4096, 100.0)]  # 8 ms, then 10
+    rows["turbo2"]["speed"] = [speed(0, 100.0), speed(4096, 101.0)]  # noise
+    lines = report.as_text(document).splitlines()
+    first = next(i for i, line in enumerate(lines) if "attention time," in line)
+    found = {line.split()[0]: line.split()[1:] for line in lines[first + 3 : first + 3 + len(document["rows"])]}
+    assert (found["f16"], found["q8_0/turbo3"], found["turbo2"]) == (["1.00"] * 2, ["0.20"] * 2, ["-"] * 2)
+    rows["f16"]["speed"].pop()
+    assert "attention time" not in report.as_text(document).split("Speed:")[0]

@@ -10,6 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from turbokv_eval import attention_time
 from turbokv_eval.recommend import recommend
 
 # A terminal narrower than that, or than a table, wraps lines; no cell is ever cut.
@@ -53,6 +54,7 @@ def render(document: dict[str, Any]) -> Group:
     parts: list[RenderableType] = [Text(_title(document), style="bold")]
     parts.append(_quality_table(document))
     parts += _speed_tables(document)
+    parts += _attention_table(document)
     parts += [Text(line, style="bold red") for line in _failures(document)]
     parts += [Text(line) for line in _footer(document)]
     return Group(*parts)
@@ -154,6 +156,20 @@ def _speed_tables(document: dict[str, Any]) -> Iterator[Table]:
         yield table
 
 
+def _attention_table(document: dict[str, Any]) -> Iterator[Table]:
+    """The part of the time that the cache type decides, against f16's; none without f16, depth 0 and another depth."""
+    f16 = next((row for row in document["rows"] if row["label"] == "f16"), None)
+    depths = [entry["depth"] for entry in f16["speed"] if entry["depth"] > 0] if f16 else []
+    shown = [(depth, kind) for depth in depths for kind in attention_time.KINDS]
+    if f16 is None or not any(attention_time.ratio(f16, f16, *column) for column in shown):
+        return
+    table = _table("attention time,\nf16 = 1", *(f"{kind}\nat depth {depth}" for depth, kind in shown))
+    for row in document["rows"]:
+        ratios = [attention_time.ratio(row, f16, *column) for column in shown]
+        table.add_row(row["label"], *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))
+    yield table
+
+
 def _rate(entry: dict[Any, Any]) -> str:
     digits = 0 if entry["median"] >= 100 else 1
     text = f"{entry['median']:.{digits}f}"
@@ -187,7 +203,7 @@ def _footer(document: dict[str, Any]) -> Iterator[str]:
         yield (
             f"Speed: {settings['n_prompt']} prompt and {settings['n_gen']} generated tokens, {settings['threads']}"
             f" threads; medians over interleaved rounds ({rounds}) of {settings['repetitions']};"
-            f" {document['host']['cpu']}."
+            f" {document['host']['cpu']}. Attention time: that of a token at a depth less that of one at depth 0."
         )
     pairs = [pair for pair in document.get("statistics") or [] if not pair["shown"]]
     chunks = reference["chunks"] if reference else 0
