@@ -150,13 +150,23 @@ def test_another_number_of_chunks(world: World) -> None:
     assert "3 chunks, the reference 4" in world.document["rows"][0]["errors"][0]
 
 
-def test_identical_rows_are_pointed_out(world: World) -> None:
+def test_two_caches_with_identical_numbers_are_not_believed(world: World) -> None:
     same = recorded("quality-f16.log")
     numbers = same[same.index("====== Perplexity") :]
     turbo2 = recorded("quality-turbo2.log")
     world.reply(quality_turbo2={"text": turbo2[: turbo2.index("====== Perplexity")] + numbers})
-    result = invoke(*world.args("--no-speed"))
-    assert "f16 and turbo2 gave identical numbers" in result.stdout
+    fails(invoke(*world.args("--no-speed")), 1, "turbo2")
+    f16, mixed, turbo2 = world.document["rows"]
+    assert f16["errors"] == ["its numbers are identical to those of turbo2, another cache"]
+    assert turbo2["errors"] == ["its numbers are identical to those of f16, another cache"]
+    assert mixed["errors"] == []
+
+
+def test_one_cache_by_two_names_is_only_noted(world: World) -> None:
+    types = ("--types", "turbo2,turbo2@off", "--no-speed")
+    result = invoke(*world.args(*types))
+    assert result.exit_code == 0, result.output
+    assert "turbo2 and turbo2@off are the same cache and gave identical numbers" in result.stdout
 
 
 def test_a_crash_fails_the_row(world: World) -> None:

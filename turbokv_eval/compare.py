@@ -239,9 +239,9 @@ class Comparison:
         except ToolError as e:
             self._finish("failed", e.message)
             raise
+        self._judge_twins()
         for row in self.document["rows"]:
             row["status"] = "failed" if row["errors"] else "ok"
-        self._note_twins()
         self.document["statistics"] = _statistics(self.document["rows"])
         if self.settings.quality:
             self.document["recommendation"] = recommend(
@@ -502,14 +502,25 @@ class Comparison:
         if 0 < s.model.n_ctx_train < longest:
             self._note(f"the model was trained on {s.model.n_ctx_train} tokens of context, fewer than {longest}")
 
-    def _note_twins(self) -> None:
-        """Two types with the same numbers to the last digit are most likely one type by two names."""
-        seen: dict[tuple[float, ...], str] = {}
+    def _judge_twins(self) -> None:
+        """Two rows with the same numbers to the last digit ran the same cache.
+
+        Where the runs report the same cache, that is a note (`turbo3` and `turbo3@on`). Where they report different
+        ones, an option did nothing, and neither row can be believed.
+        """
+        seen: dict[tuple[float, ...], dict[str, Any]] = {}
         for row in self.document["rows"]:
-            if quality := row["quality"]:
-                key = tuple(quality[name] for name in ("ppl", "kld_mean", "kld_max", "kld_p999", "rms_dp"))
-                if (other := seen.setdefault(key, row["label"])) != row["label"]:
-                    self._note(f"{other} and {row['label']} gave identical numbers: they were the same at run time")
+            if not (quality := row["quality"]):
+                continue
+            key = tuple(quality[name] for name in ("ppl", "kld_mean", "kld_max", "kld_p999", "rms_dp"))
+            other = seen.setdefault(key, row)
+            if other is row:
+                continue
+            if other["kv"] == row["kv"]:
+                self._note(f"{other['label']} and {row['label']} are the same cache and gave identical numbers")
+                continue
+            for one, two in ((other, row), (row, other)):
+                one["errors"].append(f"its numbers are identical to those of {two['label']}, another cache")
 
 
 def _chunks(output: str) -> dict[str, Any] | None:
