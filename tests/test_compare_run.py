@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 from compare_world import World, recorded, write_model
 
-from turbokv_eval import assets
+from turbokv_eval import assets, kv_log
 from turbokv_eval.cli import main
+from turbokv_eval.types import KVConfig
 
 
 @pytest.fixture
@@ -135,6 +136,30 @@ def test_flash_attention_off(world: World) -> None:
     world.reply(quality_turbo2={"text": log})
     fails(invoke(*world.args("--no-speed")), 1, "turbo2")
     assert world.document["rows"][2]["errors"] == ["flash attention was disabled, not enabled"]
+
+
+@pytest.mark.parametrize("reply", ["quality_turbo2", "load_turbo2"])
+def test_a_turbo_cache_without_rotation(world: World, reply: str) -> None:
+    log = recorded(reply.replace("_", "-", 1) + ".log")
+    assert ", rotated (turbo)" in log
+    world.reply(**{reply: {"text": log.replace(", rotated (turbo)", "")}})
+    fails(invoke(*world.args("--no-speed")), 1, "turbo2")
+    said = [f"{side} was not rotated: its error is larger than it has to be" for side in "KV"]
+    assert world.document["rows"][2]["errors"] == said
+
+
+def test_a_baseline_whose_rotation_was_switched_off() -> None:
+    log = recorded("load-q8_0-turbo3.log")
+    [report] = kv_log.parse_contexts(log)
+    config = KVConfig("q8_0", "turbo3")
+    assert kv_log.problems(config, True, [report]) == []
+    plain = log.replace("turbo3_64", "q4_0").replace("turbo3", "q4_0").replace(", rotated (turbo)", "")
+    plain = plain.replace("attn_rot_v = 0", "attn_rot_v = 1")
+    [report] = kv_log.parse_contexts(plain)
+    assert kv_log.problems(KVConfig("q8_0", "q4_0"), True, [report]) == []
+    [report] = kv_log.parse_contexts(plain.replace("attn_rot_k = 1", "attn_rot_k = 0"))
+    said = "K was not rotated: its error is larger than it has to be"
+    assert kv_log.problems(KVConfig("q8_0", "q4_0"), True, [report]) == [said]
 
 
 def test_reference_with_flash_attention_is_none(world: World) -> None:

@@ -156,10 +156,28 @@ def problems(config: KVConfig, flash_attn: bool, reports: list[KVReport]) -> lis
         # without these lines the build is not the fork, and has nothing that could condition
         if report.kinds and config.conditioned not in (None, report.conditioned):
             found.append(f"keys were {'' if report.conditioned else 'not '}conditioned, unlike what was asked")
+        found += [f"{side} was not rotated: its error is larger than it has to be" for side in _unrotated(report)]
         want = "enabled" if flash_attn else "disabled"
         if report.flash_attn != want:
             found.append(f"flash attention was {report.flash_attn or 'not reported'}, not {want}")
     return list(dict.fromkeys(found))
+
+
+# Exact enough that nothing rotates them.
+_FLOATS = ("f32", "f16", "bf16")
+
+
+def _unrotated(report: KVReport) -> list[str]:
+    """The sides with a quantised type that ran without the rotation that llama.cpp, or the fork, has for it."""
+    sides: set[str] = set()
+    for kind in report.kinds:
+        for side, name, dim in (("K", kind.k_type, kind.k_dim), ("V", kind.v_type, kind.v_dim)):
+            if name is None or dim is None or name in _FLOATS or kind.rotated:
+                continue
+            # llama.cpp's own rotation is for heads of a multiple of 64
+            if name.startswith("turbo") or (dim % 64 == 0 and report.rotation.get(side.lower()) is False):
+                sides.add(side)
+    return sorted(sides)
 
 
 def bits_per_value(report: KVReport, model: ModelInfo) -> float | None:
