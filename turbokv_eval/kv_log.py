@@ -22,7 +22,8 @@ _LAYERS = re.compile(
 )
 _BUFFER = re.compile(r"KV buffer size = +([\d.]+) MiB")
 _FLASH = re.compile(r"flash_attn += (\w+)")
-_ROTATION = re.compile(r"attn_rot_([kv]) = (\d+)")
+# The head dimension is not above 0 where layers differ in it, which llama.cpp does not rotate.
+_ROTATION = re.compile(r"attn_rot_([kv]) = (\d+), n_embd_head_k_all = (-?\d+)")
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class KVReport:
 
     buffers_mib: "KV buffer size", summed over devices and caches.
     flash_attn:  `enabled`, `disabled` or `auto`, or empty when the log does not say.
-    rotation:    upstream's own rotation, of K and V, over all caches; None when the log does not say.
+    rotation:    upstream's own rotation, of K and V, over all caches; None where it does not apply or the log does not say.
     """
 
     flash_attn: str
@@ -100,7 +101,7 @@ def _parse(section: str) -> KVReport:
     flash = _FLASH.search(section)
     rotation: dict[str, bool | None] = {}
     for side in "kv":
-        flags = [flag != "0" for name, flag in _ROTATION.findall(section) if name == side]
+        flags = [flag != "0" for name, flag, dim in _ROTATION.findall(section) if name == side and int(dim) > 0]
         rotation[side] = any(flags) if flags else None
     caches = tuple(
         Cache(
