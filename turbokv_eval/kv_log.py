@@ -63,7 +63,7 @@ class KVReport:
 
     buffers_mib: "KV buffer size", summed over devices and caches.
     flash_attn:  `enabled`, `disabled` or `auto`, or empty when the log does not say.
-    rotation:    upstream's own rotation, of K and V, over all caches; None where it does not apply or the log does not say.
+    rotation:    upstream's own rotation, of K and V, over all caches; None where there is none or it is not said.
     """
 
     flash_attn: str
