@@ -35,9 +35,9 @@ def condition(tmp_path: Path, *args: str | Path) -> tuple[int, str, str]:
 
 def test_the_file_is_written_and_named(tmp_path: Path) -> None:
     fake(tmp_path)
-    code, out, _ = condition(tmp_path, "-o", tmp_path / "keys.gguf", "-n", "1024", "-s", "512", "-t", "1")
+    code, out, _ = condition(tmp_path, "-o", tmp_path / "keys.gguf", "-n", "1024", "-s", "512", "-c", "4096", "-t", "1")
     assert (code, out) == (0, f"{tmp_path / 'keys.gguf'}\n")
-    assert (tmp_path / "calls.txt").read_text().endswith("-t 1 -n 1024 -s 512")
+    assert (tmp_path / "calls.txt").read_text().endswith("-t 1 -n 1024 -s 512 -c 4096")
 
 
 @pytest.mark.parametrize(

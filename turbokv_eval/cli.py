@@ -167,6 +167,9 @@ def bench_command(**options: Any) -> None:
 @click.option("--tokens", "-n", type=click.IntRange(min=1), help="Tokens to measure.  [default: as the programs do]")
 @click.option("--segment", "-s", type=click.IntRange(min=1), help="Tokens of one run from an empty cache.")
 @click.option("--span", "-p", type=click.IntRange(min=1), help="Positions over which the runs' starts are spread.")
+@click.option(
+    "--ctx", "-c", type=click.IntRange(min=1), help="Tokens of the contexts that it is for.  [default: the model's own]"
+)
 @click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
 @click.option("--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]")
 def condition_command(model: Path, output: Path, threads: int | None, bin_dir: Path | None, **sample: Any) -> None:
@@ -177,8 +180,8 @@ def condition_command(model: Path, output: Path, threads: int | None, bin_dir: P
       turbokv-eval condition MODEL.gguf -o MODEL.kv.gguf
       llama-cli -m MODEL.gguf -ctk turbo3 -ctv turbo3 --kv-condition MODEL.kv.gguf
 
-    Not needed for normal use: the programs measure a model once by themselves and keep the result in the user's cache
-    folder.
+    Not needed for normal use: the programs measure a model by themselves, once for contexts of up to 1024 tokens and
+    once for longer ones, and keep the result in the user's cache folder.
     """
     read_model(model)
     if sample["text"] is not None:

@@ -32,6 +32,10 @@ SCHEMA_VERSION = 1
 # f32 and an f16 cache give the same logits, and the reference would be an f16 one by another name.
 REFERENCE = KVConfig("f32", "f32")
 
+# The reference computed in another way that is exactly equivalent: its keys shifted and scaled, which the softmax does
+# not notice. Only rounding differs, so its divergence is the floor under every row; quantised weights amplify it.
+NOISE_FLOOR = KVConfig("f32", "f32", "on")
+
 # A depth costs its prompt in every round, minutes on a small machine: 3 rounds up to this depth, else 1.
 _DEEP = 1024
 _ROUNDS = 3
@@ -189,6 +193,7 @@ class Comparison:
             "host": provenance.host(),
             "versions": provenance.versions(),
             "reference": None,
+            "noise_floor": None,
             "notes": [],
             "rows": [
                 {
@@ -268,6 +273,7 @@ class Comparison:
         steps = [_Step(f"load {config.label}", tokens / 50, _bind(self._probe, config, row)) for config, row in rows]
         if s.quality:
             steps.append(_Step("reference", tokens, self._reference))
+            steps.append(_Step("noise floor", tokens * 1.2, self._noise_floor))
             steps += [
                 _Step(f"quality {config.label}", tokens * 1.2, _bind(self._quality, config, row))
                 for config, row in rows
@@ -289,6 +295,18 @@ class Comparison:
             s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, store=self.store.reference
         )
 
+    def _floor_command(self) -> list[str]:
+        s = self.settings
+        return perplexity.row_command(
+            s.bin_dir,
+            s.model.path,
+            NOISE_FLOOR,
+            ctx=s.ctx,
+            threads=s.threads,
+            store=self.store.reference,
+            flash_attn=False,
+        )
+
     def _key(self, name: str, config: KVConfig, argv: Sequence[str]) -> str:
         """The identity of a unit. Rotation and codebook are in the hashes of the build, the other settings in argv."""
         document = self.document
@@ -308,10 +326,9 @@ class Comparison:
 
     def _all_rows_known(self) -> bool:
         """Whether no row needs the stored log-probabilities any more."""
-        return all(
-            self._record.get(self._key(f"quality {config.label}", config, self._row_command(config)))
-            for config in self.settings.configs
-        )
+        units = [(f"quality {config.label}", config, self._row_command(config)) for config in self.settings.configs]
+        units.append(("quality noise floor", NOISE_FLOOR, self._floor_command()))
+        return all(self._record.get(self._key(*unit)) for unit in units)
 
     def _unit(
         self,
@@ -412,6 +429,33 @@ class Comparison:
             "command": argv,
             "seconds": round(done.seconds, 1),
             **asdict(result),
+        }
+
+    def _noise_floor(self, share: OnShare) -> None:
+        """The reference again, by another way; without it, where keys cannot be conditioned, there is a note."""
+        argv = self._floor_command()
+        done = self._unit(
+            "quality noise floor",
+            NOISE_FLOOR,
+            argv,
+            self.store.log("noise-floor"),
+            perplexity.has_statistics,
+            lambda: _ChunkReader(self._reference_chunks, share),
+        )
+        contexts = kv_log.parse_contexts(done.output)[-1:]
+        wrong = [f"it failed ({_why(done)})"] if done.returncode else kv_log.problems(NOISE_FLOOR, False, contexts)
+        try:
+            result = None if wrong else perplexity.parse_quality(done.output, self.settings.ctx)
+        except CheckFailed as e:
+            wrong.append(e.message)
+        if wrong or result is None:
+            self._note(f"the noise floor was not measured: {'; '.join(wrong)}")
+            return
+        self.document["noise_floor"] = {
+            "label": "f32 (noise floor)",
+            "kv": contexts[0].as_dict(),
+            "command": argv,
+            "quality": {**asdict(result), "seconds": round(done.seconds, 1)},
         }
 
     def _quality(self, config: KVConfig, row: dict[str, Any], share: OnShare) -> None:

@@ -112,7 +112,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """A comparison. document: as it was read."""
+    """A comparison. document: as it was read. noise_floor: mean KLD, in nats, that rounding alone gives."""
 
     document: dict[str, Any]
     rows: tuple[Row, ...]
@@ -120,6 +120,7 @@ class Run:
     notes: tuple[str, ...]
     reference: str
     recommendation: str = ""
+    noise_floor: float | None = None
 
     def row(self, label: str) -> Row | None:
         return next((row for row in self.rows if row.label == label), None)
@@ -201,6 +202,7 @@ def _version_1(document: dict[str, Any]) -> Run:
         reference=f"{reference['type']} cache without flash attention" if reference else "",
         # documents of before these were measured lack them
         recommendation=(document.get("recommendation") or {}).get("text", ""),
+        noise_floor=document["noise_floor"]["quality"]["kld_mean"] if document.get("noise_floor") else None,
     )
 
 

@@ -14,16 +14,18 @@ class Sample:
 
     tokens, segment, span: counts of tokens, of those of one run, and of the positions over which the runs' starts are
     spread; None: the program's default.
+    ctx: tokens of the contexts that the file is for, which choose the default sample; None: the model's own.
     """
 
     text: Path | None = None
     tokens: int | None = None
     segment: int | None = None
     span: int | None = None
+    ctx: int | None = None
 
     @property
     def args(self) -> list[str]:
-        options = {"-f": self.text, "-n": self.tokens, "-s": self.segment, "-p": self.span}
+        options = {"-f": self.text, "-n": self.tokens, "-s": self.segment, "-p": self.span, "-c": self.ctx}
         return [str(part) for name, value in options.items() if value is not None for part in (name, value)]
 
 

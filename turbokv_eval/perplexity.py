@@ -93,9 +93,11 @@ def reference_command(
     return [*argv, "-f", str(text), "--chunks", str(chunks), "--kl-divergence-base", str(store)]
 
 
-def row_command(bin_dir: Path, model: Path, config: KVConfig, *, ctx: int, threads: int, store: Path) -> list[str]:
-    """Runs `config` with flash attention over the tokens in `store`, against the log-probabilities there."""
-    argv = _command(bin_dir, model, config, ctx, threads, flash_attn=True)
+def row_command(
+    bin_dir: Path, model: Path, config: KVConfig, *, ctx: int, threads: int, store: Path, flash_attn: bool = True
+) -> list[str]:
+    """Runs `config` over the tokens in `store`, against the log-probabilities there."""
+    argv = _command(bin_dir, model, config, ctx, threads, flash_attn)
     return [*argv, "--kl-divergence", "--kl-divergence-base", str(store)]
 
 

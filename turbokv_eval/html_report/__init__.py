@@ -135,7 +135,11 @@ def _quality(run: Run, text: str, ctx: int, front: frozenset[str]) -> Table:
         ["cache K/V", *(head for _, head, _ in present)],
         rows,
         f"Against {_article(run.reference or 'a reference')}. KLD in nats; ± is half a 95% interval. "
-        + ("The f16 row is the numerical noise: a smaller KLD means nothing. " if "f16" in at else "")
+        + (
+            f"Noise floor: rounding alone gives a mean KLD of {run.noise_floor:.4f}, a smaller one means nothing. "
+            if run.noise_floor is not None
+            else ""
+        )
         + "● no other type has both fewer bits and less KLD.",
         front,
     )

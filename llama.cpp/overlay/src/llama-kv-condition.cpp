@@ -375,6 +375,12 @@ static llama_kv_condition measure(const llama_model & model, const llama_context
     return res;
 }
 
+// Tokens that one sequence of such a context can hold.
+static uint32_t n_ctx_seq(const llama_model & model, const llama_context_params & params) {
+    const uint32_t n_ctx = params.n_ctx ? params.n_ctx : model.hparams.n_ctx_train;
+    return params.kv_unified ? n_ctx : n_ctx/std::max(1u, params.n_seq_max);
+}
+
 static std::string why_none(const llama_model & model) {
     if (model.hparams.is_mla()) {
         return "values are a view of the keys";
@@ -411,7 +417,7 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
         return nullptr;
     }
 
-    const llama_kv_sample sample = llama_kv_sample_for(model);
+    const llama_kv_sample sample = llama_kv_sample_for(model, n_ctx_seq(model, params));
     const std::string key_model = model_key(model);
 
     auto cond = std::make_shared<llama_kv_condition>();
@@ -442,7 +448,7 @@ std::shared_ptr<const llama_kv_condition> llama_kv_condition_get(const llama_mod
         }
         if (!found) {
             // a warning, because the tools hide the library's other lines and this one explains a wait
-            LLAMA_LOG_WARN("key conditioning: measuring the keys with %u random tokens, once for this model ...\n", sample.n_segments*sample.n_tokens);
+            LLAMA_LOG_WARN("key conditioning: measuring the keys with %s, once for this model and class of context length ...\n", sample.describe("random tokens").c_str());
             const auto t0 = std::chrono::steady_clock::now();
             *cond = measure(model, params, llama_kv_random_tokens(model, sample), sample);
             origin = format("computed in %.1f s", std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count());
@@ -485,7 +491,7 @@ bool llama_kv_condition_write(
         if (!none.empty()) {
             throw std::runtime_error("the keys of this model cannot be conditioned: " + none);
         }
-        llama_kv_sample sample = llama_kv_sample_for(*model);
+        llama_kv_sample sample = llama_kv_sample_for(*model, n_ctx_seq(*model, *params));
         std::vector<llama_token> ids;
         std::string source;
         if (tokens || n_tokens > 0) {

@@ -302,8 +302,13 @@ uint64_t splitmix64(uint64_t & z) {
 
 } // namespace
 
-llama_kv_sample llama_kv_sample_for(const llama_model & model) {
+llama_kv_sample llama_kv_sample_for(const llama_model & model, uint32_t n_ctx_seq) {
     llama_kv_sample res;
+    if (n_ctx_seq <= LLAMA_KV_SHORT_CONTEXT) {
+        res.n_segments = 8;
+        res.n_tokens   = 512;
+        res.span       = 512;
+    }
     res.span     = std::min(res.span, model.hparams.n_ctx_train);
     res.n_tokens = std::min(res.n_tokens, model.hparams.n_ctx_train);
     return res;

@@ -33,8 +33,7 @@ struct llama_kv_stats {
 };
 
 // What is measured: n_segments runs of n_tokens tokens, each from an empty cache, the first at position 0, the starts spread so that all lie
-// within span. Runs of 512 are better at context 512 and far worse than no conditioning at 4096 (docs/ablation.md): the mean of a rotated
-// key depends on its position.
+// within span.
 struct llama_kv_sample {
     uint32_t n_segments = 2;
     uint32_t n_tokens   = 2048;
@@ -44,8 +43,13 @@ struct llama_kv_sample {
     std::string describe(const char * what) const;
 };
 
-// The default sample, within the positions that the model knows.
-llama_kv_sample llama_kv_sample_for(const llama_model & model);
+// Contexts up to this many tokens a sequence are measured with runs of 512. Two classes only: each has a file of its own, and a state that was
+// saved in one is refused in the other.
+constexpr uint32_t LLAMA_KV_SHORT_CONTEXT = 1024;
+
+// The sample for a context of n_ctx_seq tokens a sequence, within the positions that the model knows. The mean of a rotated key depends on the
+// positions that were seen: runs of 512 are best for contexts of that size and far worse than no conditioning at 4096 (docs/ablation.md).
+llama_kv_sample llama_kv_sample_for(const llama_model & model, uint32_t n_ctx_seq);
 
 // Ordinary tokens of the vocabulary, each run after the token that the model expects at the start of a text. Throws std::runtime_error.
 std::vector<llama_token> llama_kv_random_tokens(const llama_model & model, const llama_kv_sample & sample);

@@ -390,13 +390,19 @@ int32_t llama_turbo_state_type(const ggml_tensor * cache_k) {
 }
 
 void llama_turbo_state_mismatch(int32_t saved, const ggml_tensor * cache_k) {
-    const int32_t  mine          = llama_turbo_state_type(cache_k);
-    const uint32_t saved_cond    = (uint32_t) saved >> 8;
-    const uint32_t mine_cond     = (uint32_t) mine  >> 8;
-    if ((saved & 0xFF) == (mine & 0xFF) && saved_cond != mine_cond) {
-        LLAMA_LOG_ERROR("the state was saved %s key conditioning and this context runs %s: make the context with %s, or process the prompt again\n",
-                saved_cond == 0 ? "without" : "with", mine_cond == 0 ? "without it" : saved_cond == 0 ? "with it" : "with another one",
-                saved_cond == 0 ? "--kv-condition off" : "the --kv-condition of the saved state");
+    const int32_t  mine       = llama_turbo_state_type(cache_k);
+    const uint32_t saved_cond = (uint32_t) saved >> 8;
+    const uint32_t mine_cond  = (uint32_t) mine  >> 8;
+    if ((saved & 0xFF) != (mine & 0xFF) || saved_cond == mine_cond) {
+        return;
+    }
+    if (saved_cond == 0) {
+        LLAMA_LOG_ERROR("the state was saved without key conditioning and this context runs with it: make the context with --kv-condition off, or process the prompt again\n");
+    } else if (mine_cond == 0) {
+        LLAMA_LOG_ERROR("the state was saved with key conditioning and this context runs without it: make the context with the --kv-condition of the saved state, or process the prompt again\n");
+    } else {
+        LLAMA_LOG_ERROR("the state was saved with another key conditioning than this context runs: make the context with the --kv-condition of the saved state, or process the prompt again; "
+                "contexts of up to %u tokens a sequence and longer ones are conditioned apart, unless both are given one --kv-condition FILE\n", LLAMA_KV_SHORT_CONTEXT);
     }
 }
 

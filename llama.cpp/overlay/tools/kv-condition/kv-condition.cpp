@@ -24,6 +24,7 @@ static const char * USAGE =
     "  -n, --tokens N      tokens to measure (default: with a text 4096 or all of it, else the built-in sample)\n"
     "  -s, --segment N     tokens of one run from an empty cache (default: as in the built-in sample)\n"
     "  -p, --span N        positions over which the starts of the runs are spread (default: all start at 0)\n"
+    "  -c, --ctx-size N    tokens of the contexts that the file is for; chooses the built-in sample (default: the model's own)\n"
     "  -t, --threads N     (default: the number of cores)\n"
     "  -ngl N              layers to keep on the GPU (default: all that fit, as in the other tools)\n"
     "  -v                  the log of the library\n"
@@ -37,7 +38,7 @@ static const char * USAGE =
 
 int main(int argc, char ** argv) {
     std::string path_model, path_out, path_text;
-    int n_tokens = 0, n_segment = 0, n_span = 0;
+    int n_tokens = 0, n_segment = 0, n_span = 0, n_ctx = 0;
     int n_threads = (int) std::max(1u, std::thread::hardware_concurrency());
     bool verbose = false;
 
@@ -66,6 +67,7 @@ int main(int argc, char ** argv) {
         else if (arg == "-n" || arg == "--tokens")  { n_tokens   = number(); }
         else if (arg == "-s" || arg == "--segment") { n_segment  = number(); }
         else if (arg == "-p" || arg == "--span")    { n_span     = number(); }
+        else if (arg == "-c" || arg == "--ctx-size") { n_ctx     = number(); }
         else if (arg == "-t" || arg == "--threads") { n_threads  = std::max(1, number()); }
         else if (arg == "-ngl")                     { mparams.n_gpu_layers = number(); }
         else if (arg == "-v")                       { verbose = true; }
@@ -108,6 +110,7 @@ int main(int argc, char ** argv) {
     }
 
     llama_context_params cparams = llama_context_default_params();
+    cparams.n_ctx           = (uint32_t) n_ctx;
     cparams.n_threads       = n_threads;
     cparams.n_threads_batch = n_threads;
 
