@@ -67,9 +67,9 @@ def test_a_whole_comparison(world: World) -> None:
 
 def test_progress_goes_to_stderr_only(world: World) -> None:
     result = invoke(*world.args())
-    assert "[1/13] load f16" in result.stderr
-    assert "[4/13] reference" in result.stderr
-    assert "[1/13]" not in result.stdout
+    assert "[1/14] load f16" in result.stderr
+    assert "[4/14] reference" in result.stderr
+    assert "[1/14]" not in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
 
 
@@ -394,3 +394,30 @@ def test_help_starts_with_an_example(command: str) -> None:
     assert result.exit_code == 0
     assert "Example:" in result.stdout
     assert "turbokv-eval " + command in result.stdout
+
+
+def test_the_noise_floor_is_a_row_of_its_own(world: World) -> None:
+    result = invoke(*world.args("--no-speed"))
+    assert result.exit_code == 0, result.output
+    floor = world.document["noise_floor"]
+    assert floor["kv"]["conditioned"]
+    assert floor["quality"]["chunks"] == world.document["reference"]["chunks"]
+    assert f"{floor['quality']['kld_mean']:.4f}" in next(
+        line for line in result.stdout.splitlines() if "noise floor" in line
+    )
+    assert world.calls.count("quality f32") == 1
+    assert "f32" not in [row["label"] for row in world.document["rows"]]
+
+
+@pytest.mark.parametrize(
+    ("logged", "instead"),
+    [(", K conditioned", ""), ("flash_attn            = disabled", "flash_attn            = enabled")],
+)
+def test_a_noise_floor_of_another_cache_is_none(world: World, logged: str, instead: str) -> None:
+    log = recorded("quality-f32.log")
+    assert logged in log
+    world.reply(quality_f32={"text": log.replace(logged, instead)})
+    result = invoke(*world.args("--no-speed"))
+    assert result.exit_code == 0, result.output
+    assert world.document["noise_floor"] is None
+    assert "the noise floor was not measured" in result.stdout

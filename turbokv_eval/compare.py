@@ -452,7 +452,7 @@ class Comparison:
             self._note(f"the noise floor was not measured: {'; '.join(wrong)}")
             return
         self.document["noise_floor"] = {
-            "label": "f32 (noise floor)",
+            "label": "noise floor",
             "kv": contexts[0].as_dict(),
             "command": argv,
             "quality": {**asdict(result), "seconds": round(done.seconds, 1)},
