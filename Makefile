@@ -9,7 +9,7 @@ EVAL   := $(VENV)/bin/turbokv-eval
 # Options for compare, bench and build: make compare ARGS="-m MODEL.gguf -f TEXT"
 ARGS   ?=
 
-.PHONY: help venv build compare test matrix check neon sanitize bench fork-apply fork-export fork-check codebook clean
+.PHONY: help venv build compare test matrix check neon sanitize bench cuda-check report-check fork-apply fork-export fork-check codebook clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ sanitize: $(STAMP) ## The codec tests under the address and undefined-behaviour 
 
 cuda-check: $(STAMP) ## The CUDA kernels without a GPU: nvcc figures, and the emulator (ARGS=--update writes the table)
 	@sh ci/cuda-check.sh $(VENV) $(ARGS)
+
+report-check: $(STAMP) ## The report page in a headless browser: accessibility, phone and desktop, light and dark
+	@sh ci/report-check.sh $(ARGS)
 
 bench: $(STAMP) ## Speed of every cache type at depth 0 and 4096, without the quality part
 	@$(EVAL) build

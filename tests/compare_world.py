@@ -32,6 +32,8 @@ elif "--kl-divergence" in args:
     role, file = "quality", "quality-%s.log" % label
 elif "--kl-divergence-base" in args:
     role, file = "reference", "reference.log"
+elif "-f" in args:
+    role, file = "plain", "plain-%s.log" % label
 else:
     role, file = "load", "load-%s.log" % label
 key = role + " " + label

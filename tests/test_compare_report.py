@@ -90,3 +90,14 @@ def test_attention_time_is_what_a_depth_adds_over_f16s(document: dict[str, Any])
     assert (found["f16"], found["q8_0/turbo3"], found["turbo2"]) == (["1.00"] * 2, ["0.20"] * 2, ["-"] * 2)
     rows["f16"]["speed"].pop()
     assert "attention time" not in report.as_text(document).split("Speed:")[0]
+
+
+def test_markdown_has_the_cells_of_the_tables(document: dict[str, Any]) -> None:
+    text = report.as_markdown(document)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in rows if "f16" in line or "turbo2" in line} == {line.count("|") for line in rows}
+    cells = {cell.strip() for line in rows for cell in line.split("|")}
+    for row in document["rows"]:
+        assert {row["label"], f"{row['quality']['kld_median']:.4f}", f"{row['quality']['kld_max']:.2f}"} <= cells
+    assert "\n\n" in text
+    assert report.as_markdown(document) == text

@@ -1,4 +1,4 @@
-"""The command line: `turbokv-eval build | compare | bench | condition | lab`. stdout: result; stderr: progress."""
+"""The command line. stdout: result; stderr: progress. Longer commands are in `commands/`."""
 
 import json
 import sys
@@ -8,8 +8,8 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import assets, build, compare, condition, provenance, report, store
-from turbokv_eval.commands import doctor, gate, memory
+from turbokv_eval import assets, build, compare, condition, provenance, report, store, tabular
+from turbokv_eval.commands import doctor, gate, memory, perplexity
 from turbokv_eval.commands import report as report_page
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
@@ -109,7 +109,7 @@ def _shared(command: Any) -> Any:
             "-o",
             "--format",
             "form",
-            type=click.Choice(["table", "csv", "json"]),
+            type=click.Choice(tabular.FORMATS),
             default="table",
             show_default=True,
             help="Of the result on stdout.",
@@ -211,6 +211,8 @@ def _compare(options: dict[str, Any]) -> None:
         click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     elif options["form"] == "csv":
         click.echo(report.quality_frame(document).to_csv(index=False), nl=False)
+    elif options["form"] == "md":
+        click.echo(report.as_markdown(document), nl=False)
     elif console.is_terminal:
         report.print_to(console, document)
     else:
@@ -255,6 +257,7 @@ def _settings(options: dict[str, Any], show: Meter) -> compare.Settings:
 
 
 main.add_command(memory.memory_command)
+main.add_command(perplexity.perplexity_command)
 main.add_command(doctor.doctor_command)
 main.add_command(gate.gate_command)
 main.add_command(report_page.report_command)

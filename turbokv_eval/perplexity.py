@@ -93,6 +93,14 @@ def reference_command(
     return [*argv, "-f", str(text), "--chunks", str(chunks), "--kl-divergence-base", str(store)]
 
 
+def plain_command(
+    bin_dir: Path, model: Path, text: Path, config: KVConfig, *, ctx: int, chunks: int, threads: int
+) -> list[str]:
+    """Runs `config` over a text with flash attention, for its perplexity alone."""
+    argv = _command(bin_dir, model, config, ctx, threads, flash_attn=True)
+    return [*argv, "-f", str(text), "--chunks", str(chunks)]
+
+
 def row_command(
     bin_dir: Path, model: Path, config: KVConfig, *, ctx: int, threads: int, store: Path, flash_attn: bool = True
 ) -> list[str]:

@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from turbokv_eval import attention_time
+from turbokv_eval import attention_time, tabular
 from turbokv_eval.recommend import recommend
 
 # A terminal narrower than that, or than a table, wraps lines; no cell is ever cut.
@@ -76,6 +76,19 @@ def as_text(document: dict[str, Any]) -> str:
     with console.capture() as capture:
         print_to(console, document)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    """The tables in GitHub-flavoured Markdown, cells as `as_text` has them."""
+    parts: list[str] = []
+    for part in render(document).renderables:
+        if isinstance(part, Table):
+            columns = [str(column.header).replace("\n", " ") for column in part.columns]
+            rows = [[str(cell) for cell in row] for row in zip(*(column.cells for column in part.columns), strict=True)]
+            parts.append(tabular.Table("", columns, [*rows]).as_markdown())
+        else:
+            parts.append(f"{part}\n")
+    return "\n".join(parts)
 
 
 def _title(document: dict[str, Any]) -> str:
