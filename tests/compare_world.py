@@ -131,3 +131,19 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def whole(partial: dict[str, Any]) -> dict[str, Any]:
+    """A valid document with the fields of `partial`, the others from a recorded comparison."""
+    path = Path(__file__).parent / "data" / "compare-1.json"
+    recorded_document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return _filled(partial, recorded_document)
+
+
+def _filled(partial: Any, template: Any) -> Any:
+    # a side of a speed that names its rounds is whole: none of them, no median
+    if isinstance(partial, dict) and isinstance(template, dict) and "rounds" not in partial:
+        return {**template, **{key: _filled(value, template.get(key)) for key, value in partial.items()}}
+    if isinstance(partial, list) and isinstance(template, list) and template:
+        return [_filled(value, template[0]) for value in partial]
+    return partial

@@ -72,8 +72,8 @@ def measured(speed: list[tuple[int, float, float]], label: str) -> dict[str, Any
     return {**VERSION_1["rows"][0], "label": label, "k": label, "v": label, "speed": entries}
 
 
-def rate(value: float) -> dict[str, float]:
-    return {"median": value, "min": value, "max": value}
+def rate(value: float) -> dict[str, Any]:
+    return {"rounds": [[value]], "median": value, "min": value, "max": value, "n": 1}
 
 
 def test_the_command_takes_speeds_from_a_run(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_the_command_takes_speeds_from_a_run(tmp_path: Path) -> None:
         measured([(0, 100, 90), (1000, 80, 80)], "turbo3"),
         measured([(0, 100, 90), (1000, 80, 40)], "q8_0"),
     ]
-    document = {**VERSION_1, "rows": rows, "model": {"bytes": model.stat().st_size}}
+    document = {**VERSION_1, "rows": rows, "model": {**VERSION_1["model"], "bytes": model.stat().st_size}}
     (tmp_path / "compare.json").write_text(json.dumps(document), encoding="utf-8")
     args = ["memory", str(model), "--types", "f16,turbo3,q8_0,q4_0", "--run", str(tmp_path)]
     found = json.loads(CliRunner().invoke(main, [*args, "-o", "json"]).stdout)
@@ -94,7 +94,7 @@ def test_the_command_takes_speeds_from_a_run(tmp_path: Path) -> None:
     assert "500 tokens" in table
     assert "q8_0: no break-even: generation is not faster at depth 1000: never" in table
     assert "q4_0: no break-even: the run has no row q4_0" in table
-    document["model"] = {"bytes": 5}
+    document["model"]["bytes"] = 5
     (tmp_path / "compare.json").write_text(json.dumps(document), encoding="utf-8")
     result = CliRunner().invoke(main, args)
     assert (result.exit_code, "of another model" in result.stderr) == (2, True)

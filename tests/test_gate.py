@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from compare_world import whole
 
 from turbokv_eval import compare_view, gate
 from turbokv_eval.cli import main
@@ -156,51 +157,53 @@ def test_no_file(tmp_path: Path) -> None:
 # documents
 
 
-VERSION_1: dict[str, Any] = {
-    "schema_version": 1,
-    "status": "complete",
-    "settings": {"ctx": 512},
-    "text": {"file": "wiki.txt"},
-    "reference": {"type": "f32"},
-    "notes": [],
-    "rows": [
-        {
-            "label": "turbo3",
-            "k": "turbo3",
-            "v": "turbo3",
-            "status": "ok",
-            "errors": [],
-            "kv": {
-                "conditioned": True,
-                "mib": 9.0,
-                "cells": 2048,
-                "caches": [
-                    {"cells": 512, "streams": 4, "k_mib": 4.0, "v_mib": 4.0},
-                    {"cells": 256, "streams": 4, "k_mib": 0.5, "v_mib": 0.5},
+VERSION_1 = whole(
+    {
+        "schema_version": 1,
+        "status": "complete",
+        "settings": {"ctx": 512},
+        "text": {"file": "wiki.txt"},
+        "reference": {"type": "f32"},
+        "notes": [],
+        "rows": [
+            {
+                "label": "turbo3",
+                "k": "turbo3",
+                "v": "turbo3",
+                "status": "ok",
+                "errors": [],
+                "kv": {
+                    "conditioned": True,
+                    "mib": 9.0,
+                    "cells": 2048,
+                    "caches": [
+                        {"cells": 512, "streams": 4, "k_mib": 4.0, "v_mib": 4.0},
+                        {"cells": 256, "streams": 4, "k_mib": 0.5, "v_mib": 0.5},
+                    ],
+                },
+                "bits_per_value": 3.25,
+                "quality": {
+                    "chunks": 4,
+                    "ppl": 21.2,
+                    "ppl_err": 1.0,
+                    "kld_mean": 0.0872,
+                    "kld_err": 0.0017,
+                    "kld_median": 0.06,
+                    "kld_p99": 0.46,
+                    "kld_p999": 0.97,
+                    "kld_max": 1.44,
+                    "same_top": 82.7,
+                    "same_top_err": 0.7,
+                    "rms_dp": 7.15,
+                },
+                "speed": [
+                    {"depth": 0, "prompt": {"median": 366, "min": 358, "max": 370}, "generation": {"rounds": []}},
                 ],
-            },
-            "bits_per_value": 3.25,
-            "quality": {
-                "chunks": 4,
-                "ppl": 21.2,
-                "ppl_err": 1.0,
-                "kld_mean": 0.0872,
-                "kld_err": 0.0017,
-                "kld_median": 0.06,
-                "kld_p99": 0.46,
-                "kld_p999": 0.97,
-                "kld_max": 1.44,
-                "same_top": 82.7,
-                "same_top_err": 0.7,
-                "rms_dp": 7.15,
-            },
-            "speed": [
-                {"depth": 0, "prompt": {"median": 366, "min": 358, "max": 370}, "generation": {"rounds": []}},
-            ],
-            "commands": [["llama-bench"]],
-        }
-    ],
-}
+                "commands": [["llama-bench"]],
+            }
+        ],
+    }
+)
 
 
 def test_a_document_of_version_1() -> None:

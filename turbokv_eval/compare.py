@@ -5,6 +5,7 @@ document that comes out is the record; `report` turns it into tables.
 """
 
 import itertools
+import json
 import statistics
 import struct
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from turbokv_eval import bench, kv_log, paired, perplexity, provenance, runner
+from turbokv_eval import bench, compare_schema, kv_log, paired, perplexity, provenance, runner
 from turbokv_eval.assets import sha256_file
 from turbokv_eval.build import missing_programs
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot, ToolError
@@ -25,7 +26,7 @@ from turbokv_eval.record import Record, identity
 from turbokv_eval.store import Store
 from turbokv_eval.types import KVConfig
 
-# Of the document. A change of meaning of any field is a new number.
+# Of the document, whose form is in compare_schema. A change of meaning of any field is a new number.
 SCHEMA_VERSION = 1
 
 # The reference runs without flash attention: with it, llama.cpp converts an f32 cache to f16 at every use, so that an
@@ -253,6 +254,9 @@ class Comparison:
                 self.document, max_kld=self.settings.max_kld, budget=self.settings.budget
             )
         self._finish("failed" if self.failed_rows else "complete")
+        # as a reader will see it, and after it was saved: a fault of ours must not lose what was measured
+        if wrong := compare_schema.problem(json.loads(json.dumps(self.document))):
+            raise CheckFailed(f"{self.store.json} does not keep its own schema ({wrong}): this is a bug of the tool")
         return self.document
 
     @property

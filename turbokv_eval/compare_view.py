@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from turbokv_eval import compare_schema
 from turbokv_eval.errors import BadInput
 from turbokv_eval.units import MIB
 
@@ -150,10 +151,9 @@ def view(document: Any, name: str = "the document") -> Run:
     readers = {1: _version_1}
     if version not in readers:
         raise BadInput(f"{name} has schema version {version}, and this program reads {_listed(readers)}: update it")
-    try:
-        return readers[version](document)
-    except (KeyError, TypeError, ValueError, AttributeError) as e:
-        raise BadInput(f"{name} is damaged ({type(e).__name__}: {e}): run the comparison again") from e
+    if wrong := compare_schema.problem(document):
+        raise BadInput(f"{name} is damaged ({wrong}): run the comparison again")
+    return readers[version](document)
 
 
 def _listed(readers: Mapping[int, Any]) -> str:

@@ -1,0 +1,68 @@
+"""The committed schema is a schema, holds for what is written, and says where a document breaks it."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from compare_world import World
+from jsonschema import Draft202012Validator
+
+from turbokv_eval import compare_schema, compare_view
+from turbokv_eval.cli import main
+from turbokv_eval.errors import BadInput
+
+OLD = Path(__file__).parent / "data" / "compare-1.json"
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    world = World(Path(tmp_path_factory.mktemp("schema")))
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    return world.document
+
+
+def test_the_schema_is_one_and_closed(document: dict[str, Any]) -> None:
+    Draft202012Validator.check_schema(compare_schema.schema())
+    assert compare_schema.problem(document) is None
+    assert set(document) | {"error"} == set(compare_schema.schema()["properties"])
+    assert set(document["rows"][0]) == set(compare_schema.schema()["$defs"]["row"]["properties"])
+
+
+def test_documents_of_before_some_fields_are_still_read() -> None:
+    document = json.loads(OLD.read_text(encoding="utf-8"))
+    assert "noise_floor" not in document
+    assert compare_schema.problem(document) is None
+
+
+def test_a_partial_document_is_valid(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.reply(reference_f32={"text": "error: no such thing\n", "rc": 1})
+    assert CliRunner().invoke(main, world.args()).exit_code == 1
+    assert world.document["status"] == "failed"
+    assert compare_schema.problem(world.document) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("rows", 0, "quality", "kld_mean"), "0.1", r"$.rows[0].quality"),
+        (("rows", 1, "status"), "fine", "$.rows[1].status: 'fine' is not one of"),
+        (("model", "sha256"), "abc", "$.model.sha256"),
+        (("settings", "chunks"), -1, "$.settings.chunks"),
+        (("extra",), 1, "'extra' was unexpected"),
+    ],
+)
+def test_damage_is_named_and_refused(document: dict[str, Any], path: tuple[Any, ...], value: Any, said: str) -> None:
+    broken = copy.deepcopy(document)
+    place = broken
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    problem = compare_schema.problem(broken)
+    assert problem is not None
+    assert said in problem
+    with pytest.raises(BadInput, match="damaged"):
+        compare_view.view(broken)
