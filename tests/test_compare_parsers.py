@@ -61,7 +61,7 @@ def test_keys_conditioned_unlike_asked_are_a_problem() -> None:
     log = (
         "constructing llama_context\nflash_attn    = enabled\n"
         "size =    1.00 MiB (   256 cells,   1 layers,  1/1 seqs), K (turbo3):    0.50 MiB, V (turbo3):    0.50 MiB\n"
-        "KV buffer size =     1.00 MiB\n"
+        "CPU KV buffer size =     1.00 MiB\n"
         "kv cache layers (full): 1, K turbo3_64 x 64, 3.2500 bits/value, 0.500 MiB,"
         " V turbo3_64 x 64, 3.2500 bits/value, 0.500 MiB, rotated (turbo)"
     )

@@ -421,3 +421,22 @@ def test_a_noise_floor_of_another_cache_is_none(world: World, logged: str, inste
     assert result.exit_code == 0, result.output
     assert world.document["noise_floor"] is None
     assert "the noise floor was not measured" in result.stdout
+
+
+def test_a_gpu_that_was_asked_for_and_not_used(world: World) -> None:
+    fails(invoke(*world.args("--no-speed", "-ngl", "99")), 1, "turbo2")
+    for row in world.document["rows"]:
+        assert "99 layers were asked onto a GPU, and the cache was in the CPU's memory" in row["errors"][0]
+        assert row["kv"]["devices"] == ["CPU"]
+
+
+def test_a_gpu_that_was_used(world: World) -> None:
+    def there(name: str) -> dict[str, str]:
+        return {"text": recorded(name).replace("CPU KV buffer", "CUDA0 KV buffer")}
+
+    world.reply(load_turbo2=there("load-turbo2.log"), quality_turbo2=there("quality-turbo2.log"))
+    result = invoke(*world.args("--no-speed", "--types", "turbo2", "-ngl", "99"))
+    assert result.exit_code == 0, result.output
+    [row] = world.document["rows"]
+    assert row["kv"]["devices"] == ["CUDA0"]
+    assert row["commands"][-1][-2:] == ["-ngl", "99"]

@@ -86,6 +86,13 @@ def _shared(command: Any) -> Any:
         ),
         click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]"),
         click.option(
+            "--gpu-layers",
+            "-ngl",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="Layers on the GPU; a row whose cache is not there fails.  [default: the programs decide]",
+        ),
+        click.option(
             "--depths",
             callback=_numbers,
             metavar="N,N,...",
@@ -251,6 +258,7 @@ def _settings(options: dict[str, Any], show: Meter) -> compare.Settings:
         repetitions=options["repetitions"],
         quality=quality,
         speed=not options["no_speed"],
+        gpu_layers=options["gpu_layers"],
         max_kld=options.get("max_kld", 0.1),
         budget=parse_size(options["budget"]) if options.get("budget") else None,
     )

@@ -59,6 +59,7 @@ class Settings:
     depths: tokens in the cache before a speed test.
     max_kld, budget: limits of the recommendation, in nats and bytes.
     rounds: None for the default of each depth.
+    gpu_layers: as `-ngl`; None: the programs decide. Above 0, a cache that is only in the CPU's memory fails its row.
     """
 
     configs: tuple[KVConfig, ...]
@@ -75,6 +76,12 @@ class Settings:
     speed: bool = True
     max_kld: float = 0.1
     budget: int | None = None
+    gpu_layers: int | None = None
+
+    @property
+    def placement(self) -> list[str]:
+        """Where the layers go: arguments that every program takes."""
+        return [] if self.gpu_layers is None else ["-ngl", str(self.gpu_layers)]
 
     def rounds_at(self, depth: int) -> int:
         return self.rounds or (_ROUNDS if depth <= _DEEP else 1)
@@ -166,6 +173,7 @@ class Comparison:
                 "speed": settings.speed,
                 "max_kld": settings.max_kld,
                 "budget": settings.budget,
+                "gpu_layers": settings.gpu_layers,
             },
             "model": {
                 "path": str(model.path),
@@ -295,13 +303,14 @@ class Comparison:
 
     def _row_command(self, config: KVConfig) -> list[str]:
         s = self.settings
-        return perplexity.row_command(
+        argv = perplexity.row_command(
             s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, store=self.store.reference
         )
+        return [*argv, *s.placement]
 
     def _floor_command(self) -> list[str]:
         s = self.settings
-        return perplexity.row_command(
+        argv = perplexity.row_command(
             s.bin_dir,
             s.model.path,
             NOISE_FLOOR,
@@ -310,6 +319,7 @@ class Comparison:
             store=self.store.reference,
             flash_attn=False,
         )
+        return [*argv, *s.placement]
 
     def _key(self, name: str, config: KVConfig, argv: Sequence[str]) -> str:
         """The identity of a unit. Rotation and codebook are in the hashes of the build, the other settings in argv."""
@@ -358,6 +368,7 @@ class Comparison:
         """Loads the model with the row's cache: before the long runs it shows what cannot work."""
         s = self.settings
         argv = perplexity.probe_command(s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, flash_attn=True)
+        argv += s.placement
         log = self.store.log(f"load-{config.slug}")
         done = self._unit(f"load {config.label}", config, argv, log, lambda output: bool(kv_log.parse_contexts(output)))
         row["commands"].append(argv)
@@ -369,8 +380,18 @@ class Comparison:
             )
         self._take_report(config, row, contexts[-1])
 
+    def _problems(self, config: KVConfig, reports: list[kv_log.KVReport]) -> list[str]:
+        """How a row's run differs from what was asked for: its cache, and where that is."""
+        found = kv_log.problems(config, True, reports)
+        if self.settings.gpu_layers and any(set(report.devices) <= {"CPU"} for report in reports):
+            found.append(
+                f"{self.settings.gpu_layers} layers were asked onto a GPU, and the cache was in the CPU's memory: is it"
+                f" a GPU build, and does the driver see the device? `turbokv-eval doctor` tells"
+            )
+        return found
+
     def _take_report(self, config: KVConfig, row: dict[str, Any], report: kv_log.KVReport) -> None:
-        row["errors"] += kv_log.problems(config, True, [report])
+        row["errors"] += self._problems(config, [report])
         row["kv"] = report.as_dict()
         bits = kv_log.bits_per_value(report, self.settings.model)
         row["bits_per_value"] = None if bits is None else round(bits, 4)
@@ -399,6 +420,7 @@ class Comparison:
             threads=s.threads,
             store=self.store.reference,
         )
+        argv += s.placement
         log = self.store.log("reference")
         done = self._unit(
             "reference",
@@ -481,7 +503,7 @@ class Comparison:
             row["errors"].append(f"{perplexity.PROGRAM} failed: {_why(done)}")
             return
         contexts = kv_log.parse_contexts(done.output)[-1:]
-        wrong = kv_log.problems(config, True, contexts)
+        wrong = self._problems(config, contexts)
         try:
             result = perplexity.parse_quality(done.output, s.ctx)
         except CheckFailed as e:
@@ -501,6 +523,7 @@ class Comparison:
             return
         s = self.settings
         argv = bench.command(s.bin_dir, s.model.path, config, depth=depth, repetitions=s.repetitions, threads=s.threads)
+        argv += s.placement
         done = self._unit(
             f"speed at depth {depth}, round {number}, {config.label}",
             config,
@@ -513,7 +536,7 @@ class Comparison:
         if done.returncode != 0:
             row["errors"].append(f"{bench.PROGRAM} failed at depth {depth}: {_why(done)}")
             return
-        wrong = kv_log.problems(config, True, kv_log.parse_contexts(done.stderr))
+        wrong = self._problems(config, kv_log.parse_contexts(done.stderr))
         try:
             found = bench.parse(done.stdout)
         except CheckFailed as e:

@@ -20,7 +20,7 @@ _LAYERS = re.compile(
     r" V (?:(?P<v_type>\w+) x (?P<v_dim>\d+), (?P<v_bits>[\d.]+) bits/value, (?P<v_mib>[\d.]+) MiB|view of K)"
     r"(?P<rotated>, rotated[^,\n]*)?(?P<conditioned>, K conditioned)?"
 )
-_BUFFER = re.compile(r"KV buffer size = +([\d.]+) MiB")
+_BUFFER = re.compile(r"(\S+) KV buffer size = +([\d.]+) MiB")
 _FLASH = re.compile(r"flash_attn += (\w+)")
 # The head dimension is not above 0 where layers differ in it, which llama.cpp does not rotate.
 _ROTATION = re.compile(r"attn_rot_([kv]) = (\d+), n_embd_head_k_all = (-?\d+)")
@@ -62,6 +62,7 @@ class KVReport:
     """What one context of a run logged of its cache.
 
     buffers_mib: "KV buffer size", summed over devices and caches.
+    devices:     where those buffers are, as llama.cpp names them: CPU, CUDA0.
     flash_attn:  `enabled`, `disabled` or `auto`, or empty when the log does not say.
     rotation:    upstream's own rotation, of K and V, over all caches; None where there is none or it is not said.
     """
@@ -71,6 +72,7 @@ class KVReport:
     caches: tuple[Cache, ...]
     kinds: tuple[LayerKind, ...] = ()
     rotation: dict[str, bool | None] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
 
     @property
     def conditioned(self) -> bool:
@@ -134,7 +136,8 @@ def _parse(section: str) -> KVReport:
     )
     return KVReport(
         flash_attn=flash[1] if flash else "",
-        buffers_mib=sum(float(size) for size in _BUFFER.findall(section)),
+        buffers_mib=sum(float(size) for _, size in _BUFFER.findall(section)),
+        devices=tuple(dict.fromkeys(name for name, size in _BUFFER.findall(section) if float(size) > 0)),
         caches=caches,
         kinds=kinds,
         rotation=rotation,
