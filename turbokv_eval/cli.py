@@ -8,17 +8,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import assets, build, compare, condition, provenance, report, store, tabular
+from turbokv_eval import api, build, comparison, condition, provenance, report, store, tabular
 from turbokv_eval.commands import doctor, gate, memory, perplexity
 from turbokv_eval.commands import report as report_page
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
 from turbokv_eval.progress import Meter, meter
-from turbokv_eval.types import parse_types
 from turbokv_eval.units import parse_size
-
-DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo3@off,turbo2"
 
 _PATH = click.Path(path_type=Path)
 
@@ -80,7 +77,7 @@ def _shared(command: Any) -> Any:
         ),
         click.option(
             "--types",
-            default=DEFAULT_TYPES,
+            default=api.DEFAULT_TYPES,
             show_default=True,
             help="Cache types; K/V for a pair, @off for plain keys.",
         ),
@@ -192,7 +189,7 @@ def condition_command(model: Path, output: Path, threads: int | None, bin_dir: P
     """
     read_model(model)
     if sample["text"] is not None:
-        compare.check_text(sample["text"], sample["segment"] or 256)
+        comparison.check_text(sample["text"], sample["segment"] or 256)
     folder = bin_dir or build.default_bin()
     click.echo(condition.make(folder, model, output, condition.Sample(**sample), threads or provenance.cpu_count()))
 
@@ -206,8 +203,8 @@ def _compare(options: dict[str, Any]) -> None:
     folder: Path = options["output"]
     try:
         with meter(Console(stderr=True)) as show, store.opened(folder) as opened:
-            comparison = compare.Comparison(_settings(options, show), opened, show, sys.argv)
-            document = comparison.run()
+            measured = comparison.Comparison(_settings(options, show), opened, show, sys.argv)
+            document = measured.run()
             opened.save_table(report.as_text(document))
     except KeyboardInterrupt:
         found = folder / "compare.json"
@@ -225,42 +222,29 @@ def _compare(options: dict[str, Any]) -> None:
     else:
         click.echo(report.as_text(document), nl=False)
     click.echo(f"results: {opened.json}", err=True)
-    if failed := comparison.failed_rows:
+    if failed := measured.failed_rows:
         names = ", ".join(row["label"] for row in failed)
         raise CheckFailed(f"{len(failed)} of {len(document['rows'])} rows failed ({names}); logs: {opened.logs}")
 
 
-def _settings(options: dict[str, Any], show: Meter) -> compare.Settings:
-    """Checks everything that can be checked before the long runs."""
-    bin_dir: Path = options["bin_dir"] or build.default_bin()
-    compare.check_programs(bin_dir)
-    configs = parse_types(options["types"], compare.known_types(bin_dir))
-    quality = not options["no_quality"]
-    if quality:
-        compare.check_values(options["ctx"], options["chunks"])
-    text = options["text"]
-    if text is not None:
-        compare.check_text(text, options["ctx"])
-    model = read_model(options["model"] or assets.fetch(assets.MODEL, show.say))
-    if quality and text is None:
-        text = assets.fetch(assets.TEXT, show.say)
-        compare.check_text(text, options["ctx"])
-    return compare.Settings(
-        configs=tuple(configs),
-        model=model,
-        text=text,
-        bin_dir=bin_dir,
+def _settings(options: dict[str, Any], show: Meter) -> comparison.Settings:
+    return api.settings(
+        show,
+        model=options["model"],
+        types=options["types"],
+        text=options["text"],
         ctx=options["ctx"],
         chunks=options["chunks"],
-        threads=options["threads"] or provenance.cpu_count(),
         depths=options["depths"],
         rounds=options["rounds"],
         repetitions=options["repetitions"],
-        quality=quality,
+        quality=not options["no_quality"],
         speed=not options["no_speed"],
+        threads=options["threads"],
         gpu_layers=options["gpu_layers"],
         max_kld=options.get("max_kld", 0.1),
         budget=parse_size(options["budget"]) if options.get("budget") else None,
+        bin_dir=options["bin_dir"],
     )
 
 

@@ -19,6 +19,16 @@ class Meter(Protocol):
         """done out of total, in any unit that grows evenly with time; what: the step that runs now."""
 
 
+class Silent:
+    """Says nothing."""
+
+    def say(self, line: str) -> None:
+        pass
+
+    def update(self, done: float, total: float, what: str) -> None:
+        pass
+
+
 class BarMeter:
     """A rich bar with elapsed and remaining time."""
 

@@ -1,0 +1,140 @@
+"""The comparison from Python: `from turbokv_eval import compare, KVConfig`. The command line calls it too."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from turbokv_eval import assets, build, compare_view, comparison, provenance, report, store
+from turbokv_eval.errors import BadInput
+from turbokv_eval.gguf_info import read_model
+from turbokv_eval.progress import Meter, Silent, meter
+from turbokv_eval.types import KVConfig, parse_types
+
+DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo3@off,turbo2"
+
+
+def compare(
+    model: Path | str | None = None,
+    types: str | Sequence[str | KVConfig] = DEFAULT_TYPES,
+    *,
+    text: Path | str | None = None,
+    ctx: int = 512,
+    chunks: int = 12,
+    depths: Sequence[int] = (0, 4096),
+    rounds: int | None = None,
+    repetitions: int = 2,
+    quality: bool = True,
+    speed: bool = True,
+    threads: int | None = None,
+    gpu_layers: int | None = None,
+    max_kld: float = 0.1,
+    budget: int | None = None,
+    run: Path | str = "turbokv-compare",
+    bin_dir: Path | str | None = None,
+    progress: bool = False,
+) -> compare_view.Run:
+    """Compares KV-cache types on a model, as `turbokv-eval compare` does; takes up a run of the same folder again.
+
+    Example::
+
+        from turbokv_eval import KVConfig, compare
+        found = compare("model.gguf", ["f16", "turbo3", KVConfig("q8_0", "turbo3")], text="text.txt", run="out")
+        print(found.recommendation, found.row("turbo3").quality[0].numbers["kld_mean"].value)
+
+    model, text: files; None: the small model and the text of the command line, downloaded once.
+    types:       names as `--types` takes them, in one string or one each, or KVConfig.
+    ctx, chunks: tokens of a chunk and how many of them are scored.
+    depths:      tokens in the cache before a speed test; rounds at each of them, None: 3 up to depth 1024, else 1;
+                 repetitions in a round.
+    gpu_layers:  as `-ngl`; None: the programs decide.
+    max_kld, budget: limits of the recommendation, in nats and bytes.
+    run:         folder of compare.json, compare.txt, the logs, and what is needed to take the run up again.
+    bin_dir:     folder of the programs; None: where `turbokv-eval build` leaves them.
+    progress:    whether to tell on stderr how far it is.
+
+    Returns the run, failed rows included: look at `status` and at `errors` of a row. Raises BadInput, MachineCannot or
+    CheckFailed (`turbokv_eval.errors`), each with one line that names the cause and the way out.
+    """
+    if not quality and not speed:
+        raise BadInput("neither quality nor speed leaves nothing to do: ask for one")
+    configs = types if isinstance(types, str) else ",".join(c if isinstance(c, str) else c.label for c in types)
+
+    def measure(show: Meter) -> compare_view.Run:
+        chosen = settings(
+            show,
+            model=None if model is None else Path(model),
+            types=configs,
+            text=None if text is None else Path(text),
+            ctx=ctx,
+            chunks=chunks,
+            depths=tuple(depths),
+            rounds=rounds,
+            repetitions=repetitions,
+            quality=quality,
+            speed=speed,
+            threads=threads,
+            gpu_layers=gpu_layers,
+            max_kld=max_kld,
+            budget=budget,
+            bin_dir=None if bin_dir is None else Path(bin_dir),
+        )
+        with store.opened(Path(run)) as opened:
+            document = comparison.Comparison(chosen, opened, show, ["turbokv_eval.compare"]).run()
+            opened.save_table(report.as_text(document))
+            return compare_view.load(opened.json)
+
+    if not progress:
+        return measure(Silent())
+    with meter(Console(stderr=True)) as show:
+        return measure(show)
+
+
+def settings(
+    show: Meter,
+    *,
+    model: Path | None,
+    types: str,
+    text: Path | None,
+    ctx: int,
+    chunks: int,
+    depths: tuple[int, ...],
+    rounds: int | None,
+    repetitions: int,
+    quality: bool,
+    speed: bool,
+    threads: int | None,
+    gpu_layers: int | None,
+    max_kld: float,
+    budget: int | None,
+    bin_dir: Path | None,
+) -> comparison.Settings:
+    """Checks everything that can be checked before the long runs. Raises as `compare`."""
+    folder = bin_dir or build.default_bin()
+    comparison.check_programs(folder)
+    configs = parse_types(types, comparison.known_types(folder))
+    if quality:
+        comparison.check_values(ctx, chunks)
+    if text is not None:
+        comparison.check_text(text, ctx)
+    info = read_model(model or assets.fetch(assets.MODEL, show.say))
+    if quality and text is None:
+        text = assets.fetch(assets.TEXT, show.say)
+        comparison.check_text(text, ctx)
+    return comparison.Settings(
+        configs=tuple(configs),
+        model=info,
+        text=text,
+        bin_dir=folder,
+        ctx=ctx,
+        chunks=chunks,
+        threads=threads or provenance.cpu_count(),
+        depths=depths,
+        rounds=rounds,
+        repetitions=repetitions,
+        quality=quality,
+        speed=speed,
+        max_kld=max_kld,
+        budget=budget,
+        gpu_layers=gpu_layers,
+    )
