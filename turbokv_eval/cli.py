@@ -8,13 +8,13 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import api, build, comparison, condition, provenance, report, store, tabular
+from turbokv_eval import api, build, comparison, condition, provenance, report, selftest, store, tabular
 from turbokv_eval.commands import doctor, gate, memory, perplexity
 from turbokv_eval.commands import report as report_page
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
-from turbokv_eval.progress import Meter, meter
+from turbokv_eval.progress import LineMeter, Meter, meter
 from turbokv_eval.units import parse_size
 
 _PATH = click.Path(path_type=Path)
@@ -137,8 +137,9 @@ def _shared(command: Any) -> Any:
 @click.option("--max-kld", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of the recommendation.")
 @click.option("--budget", metavar="SIZE", help="Memory for the cache, as 16GiB; of the recommendation.")
 @click.option("--no-speed", is_flag=True, help="Only sizes and quality.")
+@click.option("--selftest", is_flag=True, help="Only runs that are not what they claim: each must be noticed.")
 @_shared
-def compare_command(**options: Any) -> None:
+def compare_command(selftest: bool, **options: Any) -> None:
     """What each cache type costs and keeps, on a real model: size, perplexity, KL divergence, speed.
 
     \b
@@ -149,7 +150,10 @@ def compare_command(**options: Any) -> None:
     Prints tables; the folder of results gets compare.json (all numbers and where they came from), compare.txt and the
     log of every run. About 12 minutes with the defaults on 2 processors.
     """
-    _compare(options)
+    if selftest:
+        _selftest(options)
+    else:
+        _compare(options)
 
 
 @main.command("bench")
@@ -225,6 +229,15 @@ def _compare(options: dict[str, Any]) -> None:
     if failed := measured.failed_rows:
         names = ", ".join(row["label"] for row in failed)
         raise CheckFailed(f"{len(failed)} of {len(document['rows'])} rows failed ({names}); logs: {opened.logs}")
+
+
+def _selftest(options: dict[str, Any]) -> None:
+    show = LineMeter(Console(stderr=True))
+    chosen = _settings({**options, "text": None, "no_quality": True}, show)
+    outcomes = selftest.check(chosen.bin_dir, chosen.model.path, ctx=chosen.ctx, threads=chosen.threads)
+    click.echo(selftest.render(outcomes, options["form"]), nl=False)
+    if slipped := [outcome.name for outcome in outcomes if outcome.passed is False]:
+        raise CheckFailed(f"{len(slipped)} of {len(outcomes)} controls failed ({', '.join(slipped)})")
 
 
 def _settings(options: dict[str, Any], show: Meter) -> comparison.Settings:

@@ -52,12 +52,14 @@ def run(
     log: Path | None = None,
     on_output: OnOutput | None = None,
     timeout: float | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Result:
     """Runs `argv` to its end, whatever its exit status.
 
     log:       file that gets the command line, then both streams as they come; replaced if it exists.
     on_output: called with every piece of text as it comes, from either stream; pieces need not end at a line end.
     timeout:   seconds after which the program is killed.
+    environment: variables on top of `clean_environment`.
 
     Raises MachineCannot when it cannot be started, does not end in time or the log cannot be written. On any exception,
     Ctrl-C included, the program is ended before the exception leaves.
@@ -80,7 +82,7 @@ def run(
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=clean_environment(),
+                env={**clean_environment(), **(environment or {})},
             )
         except OSError as e:
             raise MachineCannot(f"cannot start {args[0]}: {e.strerror}") from e
