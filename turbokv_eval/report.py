@@ -6,15 +6,11 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from turbokv_eval import attention_time, tabular
+from turbokv_eval import attention_time, tabular, wide
 from turbokv_eval.recommend import recommend
-
-# A terminal narrower than that, or than a table, wraps lines; no cell is ever cut.
-MIN_WIDTH = 100
 
 
 def quality_frame(document: dict[str, Any]) -> pd.DataFrame:
@@ -62,20 +58,12 @@ def render(document: dict[str, Any]) -> Group:
 
 def print_to(console: Console, document: dict[str, Any]) -> None:
     """Prints the tables, wide enough for every cell."""
-    rendered = render(document)
-    # rich would cut cells to fit a narrow terminal, or a pipe, which it takes to be 80 columns wide.
-    wide = console.options.update(width=1000)
-    tables = [Measurement.get(console, wide, part).maximum for part in rendered.renderables if isinstance(part, Table)]
-    console.width = max(console.width, MIN_WIDTH, *tables)
-    console.print(rendered)
+    wide.print_to(console, render(document))
 
 
 def as_text(document: dict[str, Any]) -> str:
     """The tables as plain text."""
-    console = Console(width=MIN_WIDTH, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        print_to(console, document)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    return wide.as_text(render(document))
 
 
 def as_markdown(document: dict[str, Any]) -> str:

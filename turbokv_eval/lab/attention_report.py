@@ -5,13 +5,11 @@ from typing import Any
 import pandas as pd
 from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from turbokv_eval import wide
 from turbokv_eval.lab.attention import RANKED_BY, SIDES
-
-MIN_WIDTH = 100
 
 _COLUMNS = {
     "cosine": ("cosine of\nscores", 4),
@@ -47,19 +45,12 @@ def as_csv(document: dict[str, Any]) -> str:
 
 def as_text(document: dict[str, Any]) -> str:
     """The tables as plain text."""
-    console = Console(width=MIN_WIDTH, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        print_to(console, document)
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    return wide.as_text(render(document))
 
 
 def print_to(console: Console, document: dict[str, Any]) -> None:
     """Prints the tables, wide enough for every cell."""
-    rendered = render(document)
-    wide = console.options.update(width=1000)
-    tables = [Measurement.get(console, wide, part).maximum for part in rendered.renderables if isinstance(part, Table)]
-    console.width = max(console.width, MIN_WIDTH, *tables)
-    console.print(rendered)
+    wide.print_to(console, render(document))
 
 
 def render(document: dict[str, Any]) -> Group:

@@ -1,0 +1,25 @@
+"""Prints rich tables as wide as they need to be: no cell is ever cut, on a narrow terminal or in a pipe."""
+
+from rich.console import Console, Group
+from rich.measure import Measurement
+from rich.table import Table
+
+# A terminal narrower than that, or than a table, wraps lines.
+MIN_WIDTH = 100
+
+
+def print_to(console: Console, rendered: Group) -> None:
+    """Prints texts and tables, wide enough for every cell."""
+    # rich would cut cells to fit a narrow terminal, or a pipe, which it takes to be 80 columns wide.
+    wide = console.options.update(width=1000)
+    tables = [Measurement.get(console, wide, part).maximum for part in rendered.renderables if isinstance(part, Table)]
+    console.width = max(console.width, MIN_WIDTH, *tables)
+    console.print(rendered)
+
+
+def as_text(rendered: Group) -> str:
+    """Texts and tables as plain text, without blanks at the ends of lines."""
+    console = Console(width=MIN_WIDTH, color_system=None, force_terminal=False)
+    with console.capture() as capture:
+        print_to(console, rendered)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
