@@ -1,6 +1,7 @@
 """`turbokv-eval compare` from the command line to exit code, on programs that replay recorded logs."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -440,3 +441,21 @@ def test_a_gpu_that_was_used(world: World) -> None:
     [row] = world.document["rows"]
     assert row["kv"]["devices"] == ["CUDA0"]
     assert row["commands"][-1][-2:] == ["-ngl", "99"]
+
+
+def test_a_model_with_another_hash_is_refused(world: World) -> None:
+    fails(invoke(*world.args("--model-sha256", "0" * 64)), 2, "has SHA-256 [0-9a-f]{64}, not 0000.*another file")
+    assert world.calls == []
+    digest = hashlib.sha256(world.model.read_bytes()).hexdigest().upper()
+    assert invoke(*world.args("--no-speed", "--model-sha256", digest)).exit_code == 0
+
+
+def test_a_model_that_changed_is_measured_again(world: World) -> None:
+    assert invoke(*world.args("--no-speed")).exit_code == 0
+    before = len(world.calls)
+    assert invoke(*world.args("--no-speed")).exit_code == 0
+    assert len(world.calls) == before
+    with world.model.open("ab") as file:
+        file.write(bytes(32))
+    assert invoke(*world.args("--no-speed")).exit_code == 0
+    assert len(world.calls) == 2 * before

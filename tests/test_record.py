@@ -1,5 +1,6 @@
 """A run that was killed goes on where it was; a changed setting never takes an old result."""
 
+import errno
 import json
 import os
 import random
@@ -113,3 +114,29 @@ def test_json_and_csv_on_stdout_are_the_document(world: World) -> None:
     result = CliRunner().invoke(main, world.args("-o", "json"))
     assert json.loads(result.stdout) == world.document
     assert "q8_0/turbo3,ok," in CliRunner().invoke(main, world.args("-o", "csv")).stdout
+
+
+def test_a_disk_that_fills_up_while_a_unit_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(tmp_path)
+    synced, real = [], os.fsync
+
+    def fsync(fd: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("units.jsonl"):
+            synced.append(fd)
+            if len(synced) == 5:
+                os.ftruncate(fd, os.fstat(fd).st_size - 20)  # the end of the line did not fit
+                raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    result = CliRunner().invoke(main, world.args())
+    assert result.exit_code == 3, result.output
+    assert "the disk is full; free some space and run the same again" in result.stderr
+    ran = len(world.calls)
+    assert ran == 5
+    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    names = [json.loads(line)["name"] for line in (world.out / "units.jsonl").read_text().splitlines()]
+    # what a failed run leaves of the reference is deleted, so that one unit is made again
+    assert [name for name in names if names.count(name) > 1] == ["reference"] * 2
+    assert len(set(names)) == 14
+    assert len(world.calls) - ran <= 14 - 4 + 1

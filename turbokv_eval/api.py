@@ -32,6 +32,7 @@ def compare(
     budget: int | None = None,
     run: Path | str = "turbokv-compare",
     bin_dir: Path | str | None = None,
+    model_sha256: str | None = None,
     progress: bool = False,
 ) -> compare_view.Run:
     """Compares KV-cache types on a model, as `turbokv-eval compare` does; takes up a run of the same folder again.
@@ -51,6 +52,7 @@ def compare(
     max_kld, budget: limits of the recommendation, in nats and bytes.
     run:         folder of compare.json, compare.txt, the logs, and what is needed to take the run up again.
     bin_dir:     folder of the programs; None: where `turbokv-eval build` leaves them.
+    model_sha256: hexadecimal; a model with another hash is refused.
     progress:    whether to tell on stderr how far it is.
 
     Returns the run, failed rows included: look at `status` and at `errors` of a row. Raises BadInput, MachineCannot or
@@ -78,6 +80,7 @@ def compare(
             max_kld=max_kld,
             budget=budget,
             bin_dir=None if bin_dir is None else Path(bin_dir),
+            model_sha256=model_sha256,
         )
         with store.opened(Path(run)) as opened:
             document = comparison.Comparison(chosen, opened, show, ["turbokv_eval.compare"]).run()
@@ -108,6 +111,7 @@ def settings(
     max_kld: float,
     budget: int | None,
     bin_dir: Path | None,
+    model_sha256: str | None,
 ) -> comparison.Settings:
     """Checks everything that can be checked before the long runs. Raises as `compare`."""
     folder = bin_dir or build.default_bin()
@@ -137,4 +141,5 @@ def settings(
         max_kld=max_kld,
         budget=budget,
         gpu_layers=gpu_layers,
+        model_sha256=model_sha256,
     )

@@ -75,6 +75,7 @@ def _shared(command: Any) -> Any:
         click.option(
             "-m", "--model", type=_PATH, help="GGUF model.  [default: SmolLM2-135M-Instruct, downloaded once]"
         ),
+        click.option("--model-sha256", metavar="HEX", help="Refuse a model with another SHA-256."),
         click.option(
             "--types",
             default=api.DEFAULT_TYPES,
@@ -258,6 +259,7 @@ def _settings(options: dict[str, Any], show: Meter) -> comparison.Settings:
         max_kld=options.get("max_kld", 0.1),
         budget=parse_size(options["budget"]) if options.get("budget") else None,
         bin_dir=options["bin_dir"],
+        model_sha256=options["model_sha256"],
     )
 
 

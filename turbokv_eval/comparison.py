@@ -59,6 +59,7 @@ class Settings:
     depths: tokens in the cache before a speed test.
     max_kld, budget: limits of the recommendation, in nats and bytes.
     rounds: None for the default of each depth.
+    model_sha256: what the model must have; None: anything.
     gpu_layers: as `-ngl`; None: the programs decide. Above 0, a cache that is only in the CPU's memory fails its row.
     """
 
@@ -77,6 +78,7 @@ class Settings:
     max_kld: float = 0.1
     budget: int | None = None
     gpu_layers: int | None = None
+    model_sha256: str | None = None
 
     @property
     def placement(self) -> list[str]:
@@ -230,6 +232,11 @@ class Comparison:
         Raises BadInput (the text is too short, the model cannot take a type), MachineCannot, or CheckFailed (no
         reference).
         """
+        found, wanted = self.document["model"]["sha256"], self.settings.model_sha256
+        if wanted is not None and wanted.lower() != found:
+            raise BadInput(
+                f"{self.settings.model.path} has SHA-256 {found}, not {wanted}: it is another file, or damaged"
+            )
         self._note_conditions()
         # Saved first, so that a folder that cannot take the result is found out before the work.
         self.store.save(self.document)
