@@ -5,10 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turbokv_eval import assets, build, compare_view, comparison, provenance, report, store
+from turbokv_eval import assets, build, compare_view, comparison, preflight, provenance, report, store
 from turbokv_eval.errors import BadInput
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.progress import Meter, Silent, meter
+from turbokv_eval.settings import Settings
 from turbokv_eval.types import KVConfig, parse_types
 
 DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo3@off,turbo2"
@@ -112,20 +113,20 @@ def settings(
     budget: int | None,
     bin_dir: Path | None,
     model_sha256: str | None,
-) -> comparison.Settings:
+) -> Settings:
     """Checks everything that can be checked before the long runs. Raises as `compare`."""
     folder = bin_dir or build.default_bin()
-    comparison.check_programs(folder)
-    configs = parse_types(types, comparison.known_types(folder))
+    preflight.check_programs(folder)
+    configs = parse_types(types, preflight.known_types(folder))
     if quality:
-        comparison.check_values(ctx, chunks)
+        preflight.check_values(ctx, chunks)
     if text is not None:
-        comparison.check_text(text, ctx)
+        preflight.check_text(text, ctx)
     info = read_model(model or assets.fetch(assets.MODEL, show.say))
     if quality and text is None:
         text = assets.fetch(assets.TEXT, show.say)
-        comparison.check_text(text, ctx)
-    return comparison.Settings(
+        preflight.check_text(text, ctx)
+    return Settings(
         configs=tuple(configs),
         model=info,
         text=text,

@@ -8,13 +8,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import api, build, comparison, condition, provenance, report, selftest, store, tabular
+from turbokv_eval import api, build, comparison, condition, preflight, provenance, report, selftest, store, tabular
 from turbokv_eval.commands import doctor, gate, memory, perplexity
 from turbokv_eval.commands import report as report_page
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
 from turbokv_eval.progress import LineMeter, Meter, meter
+from turbokv_eval.settings import Settings
 from turbokv_eval.units import parse_size
 
 _PATH = click.Path(path_type=Path)
@@ -194,7 +195,7 @@ def condition_command(model: Path, output: Path, threads: int | None, bin_dir: P
     """
     read_model(model)
     if sample["text"] is not None:
-        comparison.check_text(sample["text"], sample["segment"] or 256)
+        preflight.check_text(sample["text"], sample["segment"] or 256)
     folder = bin_dir or build.default_bin()
     click.echo(condition.make(folder, model, output, condition.Sample(**sample), threads or provenance.cpu_count()))
 
@@ -241,7 +242,7 @@ def _selftest(options: dict[str, Any]) -> None:
         raise CheckFailed(f"{len(slipped)} of {len(outcomes)} controls failed ({', '.join(slipped)})")
 
 
-def _settings(options: dict[str, Any], show: Meter) -> comparison.Settings:
+def _settings(options: dict[str, Any], show: Meter) -> Settings:
     return api.settings(
         show,
         model=options["model"],

@@ -4,30 +4,24 @@ Every number is read from the output of a program, and every row states which ca
 document that comes out is the record; `report` turns it into tables.
 """
 
-import itertools
 import json
 import statistics
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from turbokv_eval import bench, compare_schema, kv_log, paired, perplexity, provenance, runner
+from turbokv_eval import bench, chunk_statistics, compare_schema, kv_log, perplexity, preflight, provenance, runner
 from turbokv_eval.assets import sha256_file
-from turbokv_eval.build import missing_programs
-from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot, ToolError
-from turbokv_eval.gguf_info import ModelInfo
+from turbokv_eval.attempts import ChunkReader, OnShare, check_reference_file, run_until, why
+from turbokv_eval.document import blank
+from turbokv_eval.errors import BadInput, CheckFailed, ToolError
 from turbokv_eval.progress import Meter
 from turbokv_eval.recommend import recommend
 from turbokv_eval.record import Record, identity
+from turbokv_eval.settings import Settings
 from turbokv_eval.store import Store
 from turbokv_eval.types import KVConfig
-
-# Of the document, whose form is in compare_schema. A change of meaning of any field is a new number.
-SCHEMA_VERSION = 1
 
 # The reference runs without flash attention: with it, llama.cpp converts an f32 cache to f16 at every use, so that an
 # f32 and an f16 cache give the same logits, and the reference would be an f16 one by another name.
@@ -37,56 +31,8 @@ REFERENCE = KVConfig("f32", "f32")
 # not notice. Only rounding differs, so its divergence is the floor under every row; quantised weights amplify it.
 NOISE_FLOOR = KVConfig("f32", "f32", "on")
 
-# A depth costs its prompt in every round, minutes on a small machine: 3 rounds up to this depth, else 1.
-_DEEP = 1024
-_ROUNDS = 3
 # Two ways to count the same bits: printed sizes have two decimals.
 _BITS_TOLERANCE = 0.02
-
-# llama.cpp logs from a thread of its own that it does not wait for at exit, so that the end of the output is sometimes
-# lost on a busy machine. A run without any result is repeated.
-_ATTEMPTS = 3
-
-# Share of a step that is done, 0 to 1.
-OnShare = Callable[[float], None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What to compare.
-
-    text:   None when quality is not asked for.
-    depths: tokens in the cache before a speed test.
-    max_kld, budget: limits of the recommendation, in nats and bytes.
-    rounds: None for the default of each depth.
-    model_sha256: what the model must have; None: anything.
-    gpu_layers: as `-ngl`; None: the programs decide. Above 0, a cache that is only in the CPU's memory fails its row.
-    """
-
-    configs: tuple[KVConfig, ...]
-    model: ModelInfo
-    text: Path | None
-    bin_dir: Path
-    ctx: int = 512
-    chunks: int = 12
-    threads: int = 1
-    depths: tuple[int, ...] = (0, 4096)
-    rounds: int | None = None
-    repetitions: int = 2
-    quality: bool = True
-    speed: bool = True
-    max_kld: float = 0.1
-    budget: int | None = None
-    gpu_layers: int | None = None
-    model_sha256: str | None = None
-
-    @property
-    def placement(self) -> list[str]:
-        """Where the layers go: arguments that every program takes."""
-        return [] if self.gpu_layers is None else ["-ngl", str(self.gpu_layers)]
-
-    def rounds_at(self, depth: int) -> int:
-        return self.rounds or (_ROUNDS if depth <= _DEEP else 1)
 
 
 @dataclass(frozen=True)
@@ -96,51 +42,6 @@ class _Step:
     name: str
     weight: float
     run: Callable[[OnShare], None]
-
-
-def check_programs(bin_dir: Path) -> None:
-    """Raises MachineCannot when the programs are not built."""
-    missing = missing_programs(bin_dir, (perplexity.PROGRAM, bench.PROGRAM))
-    if missing:
-        raise MachineCannot(
-            f"{' and '.join(missing)} not found in {bin_dir}: `turbokv-eval build` (or `make build`) builds the"
-            f" programs, --bin names another folder"
-        )
-
-
-def known_types(bin_dir: Path) -> list[str]:
-    """The cache types that the built programs name."""
-    done = runner.run([bin_dir / perplexity.PROGRAM, "--help"], timeout=60)
-    if done.returncode != 0:
-        raise MachineCannot(
-            f"{bin_dir / perplexity.PROGRAM} does not run ({_why(done)}): build it again on this machine"
-        )
-    return perplexity.parse_known_types(done.output)
-
-
-def check_text(text: Path, ctx: int) -> None:
-    """Raises BadInput for a text that cannot be read or is surely too short (a token is at least a byte)."""
-    try:
-        data = text.read_bytes()
-    except OSError as e:
-        raise BadInput(f"cannot read the text {text}: {e.strerror}; give a plain text file with -f") from e
-    if not data.strip():
-        raise BadInput(f"the text {text} is empty: give a plain text file with -f")
-    if len(data) < 2 * ctx:
-        raise BadInput(
-            f"the text {text} is too short: it has {len(data)} bytes, and two contexts of {ctx} tokens are needed; give"
-            f" a longer one with -f or a smaller --ctx"
-        )
-
-
-def check_values(ctx: int, chunks: int) -> None:
-    """Raises BadInput when llama-perplexity would print no statistics."""
-    per_chunk = perplexity.values_per_chunk(ctx)
-    if chunks * per_chunk < perplexity.MIN_VALUES:
-        least = -(-perplexity.MIN_VALUES // per_chunk)
-        raise BadInput(
-            f"--chunks {chunks} of --ctx {ctx} score too few tokens for statistics: use --chunks {least} or more"
-        )
 
 
 class Comparison:
@@ -153,78 +54,7 @@ class Comparison:
         self._reference_chunks = 0
         self._reference_key = ""
         self._record = Record(store.record)
-        model = settings.model
-        self.document: dict[str, Any] = {
-            "schema_version": SCHEMA_VERSION,
-            "tool": "turbokv-eval compare",
-            "status": "running",
-            "started": provenance.now(),
-            "finished": None,
-            "command": list(command),
-            "settings": {
-                "types": [config.label for config in settings.configs],
-                "ctx": settings.ctx,
-                "chunks": settings.chunks,
-                "threads": settings.threads,
-                "depths": list(settings.depths),
-                "rounds": {str(depth): settings.rounds_at(depth) for depth in settings.depths},
-                "repetitions": settings.repetitions,
-                "n_prompt": bench.N_PROMPT,
-                "n_gen": bench.N_GEN,
-                "quality": settings.quality,
-                "speed": settings.speed,
-                "max_kld": settings.max_kld,
-                "budget": settings.budget,
-                "gpu_layers": settings.gpu_layers,
-            },
-            "model": {
-                "path": str(model.path),
-                "file": model.path.name,
-                "name": model.name,
-                "arch": model.arch,
-                "bytes": model.size,
-                "sha256": sha256_file(model.path),
-                "n_ctx_train": model.n_ctx_train,
-                "head_count": model.head_count,
-                "head_count_kv": list(model.head_count_kv),
-                "key_length": model.key_length,
-                "value_length": model.value_length,
-            },
-            "text": None
-            if settings.text is None
-            else {
-                "path": str(settings.text),
-                "file": settings.text.name,
-                "bytes": settings.text.stat().st_size,
-                "sha256": sha256_file(settings.text),
-            },
-            "build": provenance.build(settings.bin_dir, perplexity.PROGRAM),
-            "statistics": None,
-            "recommendation": None,
-            "host": provenance.host(),
-            "versions": provenance.versions(),
-            "reference": None,
-            "noise_floor": None,
-            "notes": [],
-            "rows": [
-                {
-                    "label": config.label,
-                    "k": config.k,
-                    "v": config.v,
-                    "condition": config.condition or "auto",
-                    "status": "pending",
-                    "errors": [],
-                    "kv": None,
-                    "bits_per_value": None,
-                    "quality": None,
-                    "speed": [],
-                    "rss_bytes": None,
-                    "chunks": None,
-                    "commands": [],
-                }
-                for config in settings.configs
-            ],
-        }
+        self.document = blank(settings, command)
 
     def run(self) -> dict[str, Any]:
         """Does every step and returns the document. A row that fails is marked and the others go on.
@@ -263,7 +93,7 @@ class Comparison:
         self._judge_twins()
         for row in self.document["rows"]:
             row["status"] = "failed" if row["errors"] else "ok"
-        self.document["statistics"] = _statistics(self.document["rows"])
+        self.document["statistics"] = chunk_statistics.differences(self.document["rows"])
         if self.settings.quality:
             self.document["recommendation"] = recommend(
                 self.document, max_kld=self.settings.max_kld, budget=self.settings.budget
@@ -366,7 +196,7 @@ class Comparison:
         known = self._record.get(key)
         if known is not None and not again:
             return known
-        done = _run_until(has_result, argv, log, reader)
+        done = run_until(has_result, argv, log, reader)
         if done.returncode == 0 and has_result(done.output):
             self._record.add(name, key, done)
         return done
@@ -382,7 +212,7 @@ class Comparison:
         contexts = kv_log.parse_contexts(done.output)
         if done.returncode != 0 or not contexts:
             raise BadInput(
-                f"{s.model.path.name} does not load with cache type {config.label}: {_why(done)};"
+                f"{s.model.path.name} does not load with cache type {config.label}: {why(done)};"
                 f" choose others with --types; log: {log}"
             )
         self._take_report(config, row, contexts[-1])
@@ -435,7 +265,7 @@ class Comparison:
             argv,
             log,
             lambda output: bool(perplexity.parse_reference(output, s.ctx) or perplexity.too_short(output)),
-            lambda: _ChunkReader(s.chunks, share),
+            lambda: ChunkReader(s.chunks, share),
             again=not self.store.reference.is_file() and not self._all_rows_known(),
         )
         if short := perplexity.too_short(done.output):
@@ -445,13 +275,13 @@ class Comparison:
             )
         result = perplexity.parse_reference(done.output, s.ctx)
         if done.returncode != 0 or result is None:
-            raise CheckFailed(f"the reference run failed: {_why(done)}; log: {log}")
+            raise CheckFailed(f"the reference run failed: {why(done)}; log: {log}")
         contexts = kv_log.parse_contexts(done.output)
         if wrong := kv_log.problems(REFERENCE, False, contexts[-1:]):
             raise CheckFailed(f"the reference run is not what was asked: {'; '.join(wrong)}; log: {log}")
         if self.store.reference.is_file() or not self._all_rows_known():
-            _check_reference_file(self.store.reference)
-        check_values(s.ctx, result.chunks)
+            check_reference_file(self.store.reference)
+        preflight.check_values(s.ctx, result.chunks)
         if result.chunks < s.chunks:
             self._note(f"the text has only {result.chunks} chunks of the {s.chunks} that were asked for")
         self._reference_chunks = result.chunks
@@ -473,10 +303,10 @@ class Comparison:
             argv,
             self.store.log("noise-floor"),
             perplexity.has_statistics,
-            lambda: _ChunkReader(self._reference_chunks, share),
+            lambda: ChunkReader(self._reference_chunks, share),
         )
         contexts = kv_log.parse_contexts(done.output)[-1:]
-        wrong = [f"it failed ({_why(done)})"] if done.returncode else kv_log.problems(NOISE_FLOOR, False, contexts)
+        wrong = [f"it failed ({why(done)})"] if done.returncode else kv_log.problems(NOISE_FLOOR, False, contexts)
         try:
             result = None if wrong else perplexity.parse_quality(done.output, self.settings.ctx)
         except CheckFailed as e:
@@ -503,11 +333,11 @@ class Comparison:
             argv,
             log,
             perplexity.has_statistics,
-            lambda: _ChunkReader(self._reference_chunks, share),
+            lambda: ChunkReader(self._reference_chunks, share),
         )
         row["commands"].append(argv)
         if done.returncode != 0:
-            row["errors"].append(f"{perplexity.PROGRAM} failed: {_why(done)}")
+            row["errors"].append(f"{perplexity.PROGRAM} failed: {why(done)}")
             return
         contexts = kv_log.parse_contexts(done.output)[-1:]
         wrong = self._problems(config, contexts)
@@ -523,7 +353,7 @@ class Comparison:
             self._take_report(config, row, contexts[0])
             row["quality"] = {**asdict(result), "seconds": round(done.seconds, 1)}
             row["rss_bytes"] = done.peak_rss or None
-            row["chunks"] = _chunks(done.output)
+            row["chunks"] = chunk_statistics.of_run(done.output)
 
     def _speed(self, config: KVConfig, row: dict[str, Any], depth: int, number: int, share: OnShare) -> None:
         if row["errors"]:
@@ -541,7 +371,7 @@ class Comparison:
         if number == 1:
             row["commands"].append(argv)
         if done.returncode != 0:
-            row["errors"].append(f"{bench.PROGRAM} failed at depth {depth}: {_why(done)}")
+            row["errors"].append(f"{bench.PROGRAM} failed at depth {depth}: {why(done)}")
             return
         wrong = self._problems(config, kv_log.parse_contexts(done.stderr))
         try:
@@ -601,90 +431,5 @@ class Comparison:
                 one["errors"].append(f"its numbers are identical to those of {two['label']}, another cache")
 
 
-def _chunks(output: str) -> dict[str, Any] | None:
-    """Single chunks of a run and a bound of their rounding error; None when it prints no running means."""
-    ratios, klds = perplexity.running_means(output)
-    if not klds:
-        return None
-    kld, error = paired.per_chunk(klds, 5)
-    ratio, _ = paired.per_chunk(ratios, 5)
-    found = {"kld": kld.round(5).tolist(), "ln_ratio": ratio.round(5).tolist(), "rounding": error}
-    return found | {"kld_interval": paired.interval(kld), "ln_ratio_interval": paired.interval(ratio)}
-
-
-def _statistics(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Paired differences of the mean KLD: each row against f16 and against its neighbour, Holm over all."""
-    have = [row for row in rows if row["chunks"] and not row["errors"]]
-    f16 = [row for row in have if row["label"] == "f16"]
-    pairs = [(row, f16[0]) for row in have if f16 and row is not f16[0]]
-    pairs += [(b, a) for a, b in itertools.pairwise(have) if a not in f16 and b not in f16]
-    found: list[dict[str, Any]] = []
-    for a, b in pairs:
-        difference = np.subtract(a["chunks"]["kld"], b["chunks"]["kld"])
-        bounds = paired.interval(difference)
-        p = paired.permutation_p(difference)
-        found.append(
-            {"a": a["label"], "b": b["label"], "difference": float(difference.mean()), "interval": bounds, "p": p}
-        )
-    for entry, p in zip(found, paired.holm([entry["p"] for entry in found]), strict=True):
-        entry["p_holm"], entry["shown"] = p, p < 1 - paired.CONFIDENCE
-    return found
-
-
 def _bind(method: Callable[..., None], *args: Any) -> Callable[[OnShare], None]:
     return lambda share: method(*args, share)
-
-
-class _ChunkReader:
-    """Turns the output of llama-perplexity into a share of the chunks."""
-
-    def __init__(self, chunks: int, share: OnShare) -> None:
-        self._chunks = max(chunks, 1)
-        self._share = share
-        self._text = ""
-
-    def __call__(self, text: str) -> None:
-        self._text += text
-        if done := perplexity.finished_chunks(self._text):
-            self._share(done / self._chunks)
-
-
-def _run_until(
-    has_result: Callable[[str], bool],
-    argv: Sequence[str],
-    log: Path,
-    reader: Callable[[], runner.OnOutput] | None = None,
-) -> runner.Result:
-    """Runs `argv` again while its output has neither a result nor a reason for having none."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        done = runner.run(argv, log=log, on_output=reader() if reader else None)
-        if attempt == _ATTEMPTS or done.returncode < 0 or has_result(done.output) or perplexity.failure(done.output):
-            break
-    return done
-
-
-def _check_reference_file(path: Path) -> None:
-    """llama-perplexity does not notice when its file could not be written; the rows would then read garbage."""
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            magic, ctx, n_vocab, chunks = struct.unpack("=8sIii", file.read(20))
-    except (OSError, struct.error) as e:
-        raise MachineCannot(f"{path} was not written whole (is the disk full?): free some space or use --run") from e
-    need = perplexity.reference_bytes(ctx, chunks, n_vocab)
-    if magic != b"_logits_" or size < need:
-        raise MachineCannot(
-            f"{path} has {size} bytes of {need} (is the disk full?): free some space, or use another --run"
-        )
-
-
-def _why(done: runner.Result) -> str:
-    """Why a run failed, in a few words."""
-    said = perplexity.failure(done.output)
-    if done.returncode < 0:
-        return (
-            f"killed by signal {-done.returncode}"
-            + (f" ({said})" if said else "")
-            + (", perhaps out of memory" if done.returncode == -9 else "")
-        )
-    return said or f"exit status {done.returncode} without a message"

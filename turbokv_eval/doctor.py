@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from platformdirs import user_cache_dir
 
-from turbokv_eval import build, comparison, fork, gguf_meta, kv_layout, kv_log, memory, perplexity, provenance, runner
+from turbokv_eval import build, fork, gguf_meta, kv_layout, kv_log, memory, perplexity, preflight, provenance, runner
 from turbokv_eval.errors import ToolError
 from turbokv_eval.kv_archs import READS_CACHE_ELSEWHERE
 from turbokv_eval.types import KVConfig
@@ -156,7 +156,7 @@ def programs(folder: Path, missing: list[str]) -> Check:
 def types(folder: Path) -> Check:
     """Whether the programs know the turbo types: they are asked."""
     try:
-        known = comparison.known_types(folder)
+        known = preflight.known_types(folder)
     except ToolError as e:
         return Check("turbo types", "fail", e.message, "run `turbokv-eval build`")
     if missing := [family for family in memory.FAMILIES if family not in known]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from turbokv_eval import build, comparison, kv_log, perplexity, provenance, runner, tabular
+from turbokv_eval import build, kv_log, perplexity, preflight, provenance, runner, tabular
 from turbokv_eval.errors import BadInput, CheckFailed
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.types import parse_types
@@ -44,11 +44,11 @@ def perplexity_command(
     Exit code 1 when the run did not use the cache that was asked for.
     """
     folder = bin_dir or build.default_bin()
-    comparison.check_programs(folder)
-    configs = parse_types(spec, comparison.known_types(folder))
+    preflight.check_programs(folder)
+    configs = parse_types(spec, preflight.known_types(folder))
     if len(configs) != 1:
         raise BadInput(f"--type takes one cache type, not {spec!r}: `turbokv-eval compare --types` takes several")
-    comparison.check_text(text, ctx)
+    preflight.check_text(text, ctx)
     read_model(model)
     argv = perplexity.plain_command(
         folder, model, text, configs[0], ctx=ctx, chunks=chunks, threads=threads or provenance.cpu_count()

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import build, comparison, provenance
+from turbokv_eval import build, preflight, provenance
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.progress import meter
@@ -46,7 +46,7 @@ def capture_command(
     from turbokv_eval.lab import capture
 
     info = read_model(model)
-    comparison.check_text(text, 64)
+    preflight.check_text(text, 64)
     wanted = capture.parse_layers(layers) if layers else capture.spread_layers(info)
     request = capture.Request(wanted, **options)
     made = capture.make(bin_dir or build.default_bin(), model, text, output, request, threads or provenance.cpu_count())

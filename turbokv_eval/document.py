@@ -1,0 +1,87 @@
+"""The document of a comparison before anything was measured; compare_schema has its form."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from turbokv_eval import bench, perplexity, provenance
+from turbokv_eval.assets import sha256_file
+from turbokv_eval.settings import Settings
+
+# A change of meaning of any field is a new number.
+SCHEMA_VERSION = 1
+
+
+def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
+    """Settings, model, text, build and machine, and a pending row for each cache type. command: as it was called."""
+    model = settings.model
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tool": "turbokv-eval compare",
+        "status": "running",
+        "started": provenance.now(),
+        "finished": None,
+        "command": list(command),
+        "settings": {
+            "types": [config.label for config in settings.configs],
+            "ctx": settings.ctx,
+            "chunks": settings.chunks,
+            "threads": settings.threads,
+            "depths": list(settings.depths),
+            "rounds": {str(depth): settings.rounds_at(depth) for depth in settings.depths},
+            "repetitions": settings.repetitions,
+            "n_prompt": bench.N_PROMPT,
+            "n_gen": bench.N_GEN,
+            "quality": settings.quality,
+            "speed": settings.speed,
+            "max_kld": settings.max_kld,
+            "budget": settings.budget,
+            "gpu_layers": settings.gpu_layers,
+        },
+        "model": {
+            "path": str(model.path),
+            "file": model.path.name,
+            "name": model.name,
+            "arch": model.arch,
+            "bytes": model.size,
+            "sha256": sha256_file(model.path),
+            "n_ctx_train": model.n_ctx_train,
+            "head_count": model.head_count,
+            "head_count_kv": list(model.head_count_kv),
+            "key_length": model.key_length,
+            "value_length": model.value_length,
+        },
+        "text": None
+        if settings.text is None
+        else {
+            "path": str(settings.text),
+            "file": settings.text.name,
+            "bytes": settings.text.stat().st_size,
+            "sha256": sha256_file(settings.text),
+        },
+        "build": provenance.build(settings.bin_dir, perplexity.PROGRAM),
+        "statistics": None,
+        "recommendation": None,
+        "host": provenance.host(),
+        "versions": provenance.versions(),
+        "reference": None,
+        "noise_floor": None,
+        "notes": [],
+        "rows": [
+            {
+                "label": config.label,
+                "k": config.k,
+                "v": config.v,
+                "condition": config.condition or "auto",
+                "status": "pending",
+                "errors": [],
+                "kv": None,
+                "bits_per_value": None,
+                "quality": None,
+                "speed": [],
+                "rss_bytes": None,
+                "chunks": None,
+                "commands": [],
+            }
+            for config in settings.configs
+        ],
+    }

@@ -1,0 +1,49 @@
+"""What a comparison is asked for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from turbokv_eval.gguf_info import ModelInfo
+from turbokv_eval.types import KVConfig
+
+# A depth costs its prompt in every round, minutes on a small machine: 3 rounds up to this depth, else 1.
+_DEEP = 1024
+_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to compare.
+
+    text:   None when quality is not asked for.
+    depths: tokens in the cache before a speed test.
+    max_kld, budget: limits of the recommendation, in nats and bytes.
+    rounds: None for the default of each depth.
+    model_sha256: what the model must have; None: anything.
+    gpu_layers: as `-ngl`; None: the programs decide. Above 0, a cache that is only in the CPU's memory fails its row.
+    """
+
+    configs: tuple[KVConfig, ...]
+    model: ModelInfo
+    text: Path | None
+    bin_dir: Path
+    ctx: int = 512
+    chunks: int = 12
+    threads: int = 1
+    depths: tuple[int, ...] = (0, 4096)
+    rounds: int | None = None
+    repetitions: int = 2
+    quality: bool = True
+    speed: bool = True
+    max_kld: float = 0.1
+    budget: int | None = None
+    gpu_layers: int | None = None
+    model_sha256: str | None = None
+
+    @property
+    def placement(self) -> list[str]:
+        """Where the layers go: arguments that every program takes."""
+        return [] if self.gpu_layers is None else ["-ngl", str(self.gpu_layers)]
+
+    def rounds_at(self, depth: int) -> int:
+        return self.rounds or (_ROUNDS if depth <= _DEEP else 1)
