@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from compare_world import finish
 
-from turbokv_eval import build, compare
+from turbokv_eval import build, preflight
 from turbokv_eval.cli import main
 
 pytestmark = pytest.mark.live
@@ -88,8 +88,8 @@ def compared(root: Path, model: Path, types: str) -> dict[str, Any]:
 
 
 def test_the_programs_know_the_turbo_types() -> None:
-    compare.check_programs(build.default_bin())
-    assert {"turbo2", "turbo3", "turbo4"} <= set(compare.known_types(build.default_bin()))
+    preflight.check_programs(build.default_bin())
+    assert {"turbo2", "turbo3", "turbo4"} <= set(preflight.known_types(build.default_bin()))
 
 
 @pytest.mark.parametrize(("dim", "overhead"), [(64, 16 / 64), (128, 16 / 128)])
