@@ -38,6 +38,7 @@ TEST_PROGRAMS = (
     "test-quantize-fns",
     "test-backend-ops",
     "bench-turbo-kernels",
+    "bench-turbo-depth",
 )
 # Those that are worth their time under a sanitizer.
 SANITIZED_PROGRAMS = ("test-turbo-codec",)

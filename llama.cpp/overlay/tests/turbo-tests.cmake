@@ -34,6 +34,9 @@ llama_test(test-turbo-fattn LABEL turbo)
 # not a test: speed of the kernels against memcpy and the f16 kernel
 llama_build(bench-turbo-kernels.cpp)
 
+# not a test: speed of cache types on a real model at depth
+llama_build(bench-turbo-depth.cpp)
+
 # every architecture, on the random models that upstream's test-llama-archs writes
 if (TARGET test-llama-archs)
     llama_build(test-turbo-archs.cpp)
