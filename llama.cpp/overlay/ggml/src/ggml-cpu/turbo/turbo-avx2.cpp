@@ -7,6 +7,7 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -331,39 +332,14 @@ void rotate(const float * x, const float * diag, const float * shift, float * y,
 
 // attention
 
-struct f32x16 { __m256 a, b; };
+#include "turbo-avx2-lanes.inc"
 
-inline f32x16 ld(const float * p)                 { return { _mm256_loadu_ps(p), _mm256_loadu_ps(p + 8) }; }
-inline void   st(float * p, f32x16 x)             { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
-inline f32x16 splat(float x)                      { const __m256 v = _mm256_set1_ps(x); return { v, v }; }
-inline f32x16 add(f32x16 x, f32x16 y)             { return { _mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b) }; }
-inline f32x16 sub(f32x16 x, f32x16 y)             { return { _mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b) }; }
-inline f32x16 mul(f32x16 x, f32x16 y)             { return { _mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b) }; }
-inline f32x16 div(f32x16 x, f32x16 y)             { return { _mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b) }; }
-inline f32x16 fmadd(f32x16 x, f32x16 y, f32x16 z) { return { _mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b) }; }
-inline f32x16 max(f32x16 x, f32x16 y)             { return { _mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b) }; }
-inline f32x16 min(f32x16 x, f32x16 y)             { return { _mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b) }; }
-
-inline f32x16 round_even(f32x16 x) {
-    return { _mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC), _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC) };
+// c += a*b, pairs of products
+inline void madd_pairs(__m256i & c, __m256i a, __m256i b) {
+    c = _mm256_add_epi32(c, _mm256_madd_epi16(a, b));
 }
 
-inline __m256 scale_exp2_8(__m256 p, __m256 n) {
-    const __m256 r = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23)));
-    return _mm256_andnot_ps(_mm256_cmp_ps(n, _mm256_set1_ps(-126.0f), _CMP_LT_OQ), r);
-}
-inline f32x16 scale_exp2(f32x16 p, f32x16 n) { return { scale_exp2_8(p.a, n.a), scale_exp2_8(p.b, n.b) }; }
-
-inline __m256 masked_add_8(__m256 s, __m256 m) {
-    const __m256 inf = _mm256_set1_ps(-INFINITY);
-    return _mm256_blendv_ps(_mm256_add_ps(s, m), inf, _mm256_cmp_ps(m, inf, _CMP_EQ_OQ));
-}
-inline f32x16 masked_add(f32x16 s, f32x16 m) { return { masked_add_8(s.a, m.a), masked_add_8(s.b, m.b) }; }
-
-constexpr int ROWS = 4; // 8 accumulators of 16 registers
-constexpr int COLS = 1;
-
-#include "turbo-fattn-lanes.inc"
+#include "turbo-avx2-rows.inc"
 
 } // namespace
 
@@ -377,7 +353,7 @@ const turbo_kernels * turbo_kernels_avx2() {
         },
         /*.rotate =*/ rotate,
         /*.fattn  =*/ { qk, softmax, pv, nullptr, nullptr, nullptr },
-        /*.fattn_rows =*/ {},
+        /*.fattn_rows =*/ { row_scores_any, row_softmax, row_weights, row_values_any },
     };
     return &kernels;
 }

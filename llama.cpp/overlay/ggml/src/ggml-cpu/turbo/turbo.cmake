@@ -15,7 +15,8 @@ target_sources(${GGML_CPU_NAME} PRIVATE
 set(GGML_TURBO_FLAGS -ffp-contract=off)
 
 if (GGML_SYSTEM_ARCH STREQUAL "x86" AND NOT MSVC)
-    target_sources(${GGML_CPU_NAME} PRIVATE ${GGML_TURBO_DIR}/turbo-avx2.cpp ${GGML_TURBO_DIR}/turbo-avx512.cpp)
+    target_sources(${GGML_CPU_NAME} PRIVATE
+        ${GGML_TURBO_DIR}/turbo-avx2.cpp ${GGML_TURBO_DIR}/turbo-avx2-lanes.inc ${GGML_TURBO_DIR}/turbo-avx2-rows.inc ${GGML_TURBO_DIR}/turbo-avx512.cpp)
     target_compile_definitions(${GGML_CPU_NAME} PRIVATE GGML_TURBO_X86)
     set_source_files_properties(${GGML_TURBO_DIR}/turbo-avx2.cpp
         PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v3")
