@@ -87,6 +87,9 @@ const turbo_kernels * turbo_kernels_scalar();
 #if defined(GGML_TURBO_X86)
 const turbo_kernels * turbo_kernels_avx2();
 const turbo_kernels * turbo_kernels_avx512();
+#if defined(GGML_TURBO_AVXVNNI)
+const turbo_kernels * turbo_kernels_avxvnni(); // null where the processor has no AVX-VNNI
+#endif
 #endif
 #if defined(GGML_TURBO_NEON)
 const turbo_kernels * turbo_kernels_neon();

@@ -22,6 +22,14 @@ if (GGML_SYSTEM_ARCH STREQUAL "x86" AND NOT MSVC)
         PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v3")
     set_source_files_properties(${GGML_TURBO_DIR}/turbo-avx512.cpp
         PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v4;-mavx512vbmi;-mavx512vnni")
+    include(CheckCXXCompilerFlag)
+    check_cxx_compiler_flag(-mavxvnni GGML_TURBO_COMPILER_AVXVNNI) # GCC 11, Clang 12
+    if (GGML_TURBO_COMPILER_AVXVNNI)
+        target_sources(${GGML_CPU_NAME} PRIVATE ${GGML_TURBO_DIR}/turbo-avxvnni.cpp)
+        target_compile_definitions(${GGML_CPU_NAME} PRIVATE GGML_TURBO_AVXVNNI)
+        set_source_files_properties(${GGML_TURBO_DIR}/turbo-avxvnni.cpp
+            PROPERTIES COMPILE_OPTIONS "${GGML_TURBO_FLAGS};-march=x86-64-v3;-mavxvnni")
+    endif()
 endif()
 
 if (GGML_SYSTEM_ARCH STREQUAL "ARM" AND CMAKE_SIZEOF_VOID_P EQUAL 8 AND NOT MSVC)

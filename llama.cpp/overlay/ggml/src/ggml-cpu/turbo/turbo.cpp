@@ -23,7 +23,13 @@ static std::vector<const turbo_kernels *> available_levels() {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512vnni")) {
         res.push_back(turbo_kernels_avx512());
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#if defined(GGML_TURBO_AVXVNNI)
+    if (const turbo_kernels * avxvnni = avx2 ? turbo_kernels_avxvnni() : nullptr) {
+        res.push_back(avxvnni);
+    }
+#endif
+    if (avx2) {
         res.push_back(turbo_kernels_avx2());
     }
 #endif
