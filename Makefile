@@ -9,7 +9,7 @@ EVAL   := $(VENV)/bin/turbokv-eval
 # Options for compare, bench and build: make compare ARGS="-m MODEL.gguf -f TEXT"
 ARGS   ?=
 
-.PHONY: help venv build compare test matrix check neon sanitize bench cuda-check report-check fork-apply fork-export fork-check codebook clean
+.PHONY: help venv build compare test matrix check neon sanitize bench bench-upstream cuda-check report-check fork-apply fork-export fork-check codebook clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,9 +48,11 @@ cuda-check: $(STAMP) ## The CUDA kernels without a GPU: nvcc figures, and the em
 report-check: $(STAMP) ## The report page in a headless browser: accessibility, phone and desktop, light and dark
 	@sh ci/report-check.sh $(ARGS)
 
-bench: $(STAMP) ## Speed of every cache type at depth 0 and 4096, without the quality part
-	@$(EVAL) build
-	@$(EVAL) bench $(ARGS)
+bench: $(STAMP) ## Speed: kernels, cache types at depth in one process, llama-bench rows (ARGS go to turbokv-eval bench)
+	@sh ci/bench.sh $(VENV) $(ARGS)
+
+bench-upstream: $(STAMP) ## The types upstream has, against a build of upstream alone: ratios (ROUNDS=15 MODEL= DEPTH=)
+	@sh ci/upstream-bench.sh $(VENV) $(ROUNDS)
 
 fork-apply: $(STAMP) ## Materialise upstream + patches + overlay in build/llama.cpp
 	@$(PY) -m turbokv_eval.fork apply $(ARGS)

@@ -107,6 +107,7 @@ def test_programs_without_the_turbo_types(ward: Ward, tmp_path: Path) -> None:
     [
         (AVX512, "avx512"),
         (AVX512 - {"avx512vbmi"}, "avx2"),
+        (AVX512 - {"avx512vbmi"} | {"avx_vnni"}, "avxvnni"),
         (AVX512 - {"f16c"}, "scalar"),
         (frozenset(("asimd",)), "neon"),
         (frozenset(("asimd", "asimddp")), "neon"),

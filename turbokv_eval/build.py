@@ -44,7 +44,7 @@ TEST_PROGRAMS = (
 SANITIZED_PROGRAMS = ("test-turbo-codec",)
 SANITIZERS = {"address": "ADDRESS", "undefined": "UNDEFINED", "thread": "THREAD"}
 
-_STAMP = "turbokv-options.json"
+STAMP = "turbokv-options.json"
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _configure(options: Options, tree: Path, folder: Path, cmake: Path, ninja: P
     if ccache := shutil.which("ccache"):
         argv += [f"-DCMAKE_C_COMPILER_LAUNCHER={ccache}", f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"]
     wanted = json.dumps([argv, os.environ.get("CC"), os.environ.get("CXX")], indent=1)
-    stamp = folder / _STAMP
+    stamp = folder / STAMP
     if (folder / "build.ninja").is_file() and stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return
     progress("configuring with CMake")

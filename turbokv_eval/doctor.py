@@ -30,12 +30,13 @@ LEVELS: dict[str, frozenset[str]] = {
     "avx512": frozenset(
         ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "avx512vbmi", "avx512_vnni", "avx2", "fma", "f16c")
     ),
+    "avxvnni": frozenset(("avx_vnni", "avx2", "fma", "f16c")),
     "avx2": frozenset(("avx2", "fma", "f16c")),
     "neon": frozenset(("asimd",)),
     "dotprod": frozenset(("asimd", "asimddp")),
 }
 # Worth showing, whether a level needs them or not.
-_SHOWN = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512vbmi", "avx512_vnni", "avx512_bf16", "amx_int8")
+_SHOWN = ("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512vbmi", "avx512_vnni", "avx_vnni", "amx_int8")
 _SHOWN_ARM = ("asimd", "asimddp", "i8mm", "bf16", "sve")
 
 # What a build takes, sources and objects together.
