@@ -32,6 +32,7 @@ TEST_PROGRAMS = (
     "test-turbo-codec",
     "test-turbo-fattn",
     "test-turbo-archs",
+    "test-turbo-fallback",
     "turbo-matrix",
     "turbo-shift",
     "test-llama-archs",
