@@ -8,6 +8,8 @@ STAMP  := $(VENV)/.stamp
 EVAL   := $(VENV)/bin/turbokv-eval
 # Options for compare, bench and build: make compare ARGS="-m MODEL.gguf -f TEXT"
 ARGS   ?=
+# cpu or cuda: make build BACKEND=cuda ARGS="--cuda-arch 90"; make compare BACKEND=cuda
+BACKEND ?= cpu
 
 .PHONY: help venv build compare test matrix check neon sanitize bench bench-upstream cuda-check report-check fork-apply fork-export fork-check codebook clean
 
@@ -19,12 +21,11 @@ $(STAMP): pyproject.toml ci/venv.sh
 
 venv: $(STAMP) ## Create .venv with this package and the development tools
 
-build: $(STAMP) ## Materialise the fork and build its programs into build/cpu/bin
-	@$(EVAL) build $(ARGS)
+build: $(STAMP) ## Materialise the fork and build its programs into build/cpu/bin (BACKEND=cuda: build/cuda/bin)
+	@$(EVAL) build --backend $(BACKEND) $(ARGS)
 
 compare: $(STAMP) ## Build, then compare every cache type on a real model (ARGS="-m MODEL.gguf -f TEXT")
-	@$(EVAL) build
-	@$(EVAL) compare $(ARGS)
+	@bin=$$($(EVAL) build --backend $(BACKEND)) && $(EVAL) compare --bin "$$bin" $(ARGS)
 
 test: $(STAMP) ## Everything CI runs: check, fork, codebooks, build, ctest, live tests
 	@sh ci/test.sh $(VENV)

@@ -443,6 +443,23 @@ def test_a_gpu_that_was_used(world: World) -> None:
     assert row["commands"][-1][-2:] == ["-ngl", "99"]
 
 
+# What the programs log (overlay/src/llama-turbo-fallback.cpp).
+FALLBACK = "turbo operations fall back: {}; the cache is on {}, "
+
+
+def test_operations_that_fell_back_to_the_processor_fail_the_row(world: World) -> None:
+    source = Path("llama.cpp/overlay/src/llama-turbo-fallback.cpp").read_text(encoding="utf-8")
+    assert FALLBACK.format("%s", "%s") in source
+    line = FALLBACK.format("2 FLASH_ATTN_EXT on CPU, 8 TURBO_ROTATE on CPU", "CUDA0")
+    log = recorded("load-turbo2.log").replace("CPU KV buffer", "CUDA0 KV buffer")
+    world.reply(load_turbo2={"text": f"{log}\nllama_turbo_log_fallback: {line}which has no kernel for them\n"})
+    fails(invoke(*world.args("--no-speed", "-ngl", "99", "--types", "turbo2")), 1, "turbo2")
+    [row] = world.document["rows"]
+    said = "2 FLASH_ATTN_EXT on CPU, 8 TURBO_ROTATE on CPU, the cache is on CUDA0"
+    assert row["kv"]["fallback"] == said
+    assert row["errors"] == [f"{said}: use -ngl 0, or a build that has these kernels"]
+
+
 def test_a_model_with_another_hash_is_refused(world: World) -> None:
     fails(invoke(*world.args("--model-sha256", "0" * 64)), 2, "has SHA-256 [0-9a-f]{64}, not 0000.*another file")
     assert world.calls == []

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from compare_world import World, recorded, write_model
 from gguf_world import write_metadata
 
-from turbokv_eval import build, doctor, fork, runner
+from turbokv_eval import build, doctor, fork, nvidia, runner
 from turbokv_eval.cli import main
 from turbokv_eval.doctor import Check
 
@@ -49,7 +49,7 @@ def ward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ward:
             monkeypatch.delenv(name)
     monkeypatch.setattr(doctor, "processor_features", lambda: AVX512)
     monkeypatch.setattr(doctor, "program_level", lambda folder: "avx512")
-    monkeypatch.setattr(doctor, "nvidia_cards", lambda: [])
+    monkeypatch.setattr(nvidia, "cards", lambda: [])
     return Ward(tmp_path)
 
 
@@ -144,25 +144,6 @@ def test_kernels_below_what_the_processor_could(ward: Ward, monkeypatch: pytest.
 def test_a_processor_that_is_too_old(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "processor_features", lambda: frozenset(("sse4_2",)))
     assert ward.checks()["processor"].verdict == "warn"
-
-
-def test_a_card_that_the_build_does_not_use(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "nvidia_cards", lambda: ["NVIDIA H200"])
-    assert ward.checks()["GPU"] == Check(
-        "GPU", "warn", "NVIDIA H200, which this build does not use", "build with CUDA for it"
-    )
-    ward.devices("CUDA0: NVIDIA H200 (141000 MiB, 140000 MiB free)")
-    assert ward.checks()["GPU"].found.startswith("CUDA0: NVIDIA H200")
-
-
-def test_cards_are_read_from_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!{sys.executable}\nprint('GPU 0: NVIDIA H200 (UUID: GPU-1)')\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.nvidia_cards() == ["NVIDIA H200"]
-    tool.unlink()
-    assert doctor.nvidia_cards() == []
 
 
 def test_a_cache_folder_that_cannot_be_made(tmp_path: Path) -> None:

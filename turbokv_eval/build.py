@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from turbokv_eval import fork, provenance, runner
+from turbokv_eval import cuda_toolkit, fork, provenance, runner
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
 from turbokv_eval.native import unusable_isa_flags
 
@@ -32,6 +32,7 @@ TEST_PROGRAMS = (
     "test-turbo-codec",
     "test-turbo-fattn",
     "test-turbo-archs",
+    "test-turbo-fallback",
     "turbo-matrix",
     "turbo-shift",
     "test-llama-archs",
@@ -42,6 +43,7 @@ TEST_PROGRAMS = (
 )
 # Those that are worth their time under a sanitizer.
 SANITIZED_PROGRAMS = ("test-turbo-codec",)
+BACKENDS = ("cpu", "cuda")
 SANITIZERS = {"address": "ADDRESS", "undefined": "UNDEFINED", "thread": "THREAD"}
 
 STAMP = "turbokv-options.json"
@@ -51,16 +53,33 @@ STAMP = "turbokv-options.json"
 class Options:
     """What to build.
 
-    portable:  for any processor of the architecture, not only this one.
+    portable:  for any processor of the architecture, not only this one; and for any GPU where none is named.
     tests:     the test programs too.
     sanitize:  names out of SANITIZERS; then only SANITIZED_PROGRAMS are built, into a folder of their own.
     jobs:      compilations at a time.
+    backend:   one of BACKENDS; each has a folder of its own, and `cuda` has the processor's kernels too.
+    cuda_arch: as cuda_toolkit.parse_architectures() takes it.
+
+    Raises BadInput for options that exclude each other.
     """
 
     portable: bool = False
     tests: bool = False
     sanitize: tuple[str, ...] = ()
     jobs: int | None = None
+    backend: str = "cpu"
+    cuda_arch: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.backend != "cuda" and self.cuda_arch is not None:
+            raise BadInput("--cuda-arch needs --backend cuda")
+        if self.backend == "cuda" and self.sanitize:
+            raise BadInput("--sanitize is for the processor's code: leave out --backend cuda")
+
+    @property
+    def folder(self) -> Path:
+        """Where the build lies."""
+        return build_dir("sanitize" if self.sanitize else self.backend)
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -88,14 +107,14 @@ class Options:
         return [f"-D{name}={value}" for name, value in options.items()]
 
 
-def build_dir(sanitized: bool = False) -> Path:
-    """Where this package builds: `build/cpu` in a checkout."""
-    return fork.Layout.default().build / ("sanitize" if sanitized else "cpu")
+def build_dir(name: str = "cpu") -> Path:
+    """Where this package builds: `build/cpu` in a checkout, `build/cuda`, or `build/sanitize`."""
+    return fork.Layout.default().build / name
 
 
-def default_bin() -> Path:
+def default_bin(backend: str = "cpu") -> Path:
     """Where `build` leaves the programs."""
-    return build_dir() / "bin"
+    return build_dir(backend) / "bin"
 
 
 def parse_sanitizers(spec: str | None) -> tuple[str, ...]:
@@ -135,13 +154,15 @@ def build(options: Options, progress: Progress, on_step: OnStep) -> Path:
     """
     cmake, ninja = find_tool("cmake"), find_tool("ninja")
     check_compilers()
+    cuda = _cuda(options, progress) if options.backend == "cuda" else []
     tree = fork.apply(progress)
-    folder = build_dir(sanitized=bool(options.sanitize))
+    folder = options.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise MachineCannot(f"cannot write {folder}: {e.strerror}") from e
-    _configure(options, tree, folder, cmake, ninja, progress)
+    argv = [str(cmake), "-S", str(tree), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+    _configure(options, [*argv, *options.cmake(), *cuda], folder, progress)
     progress(f"building {', '.join(options.targets)}")
     jobs = options.jobs or provenance.cpu_count()
     log = folder / "build.log"
@@ -159,16 +180,34 @@ def build(options: Options, progress: Progress, on_step: OnStep) -> Path:
     return bin_dir
 
 
-def _configure(options: Options, tree: Path, folder: Path, cmake: Path, ninja: Path, progress: Progress) -> None:
+def _cuda(options: Options, progress: Progress) -> list[str]:
+    """CMake's options of a CUDA build. Raises BadInput or MachineCannot."""
+    wanted = cuda_toolkit.parse_architectures(options.cuda_arch, options.portable)
+    toolkit = cuda_toolkit.find(progress)
+    architectures = cuda_toolkit.checked(toolkit, wanted)
+    progress(f"{toolkit}, GPU architectures {', '.join(architectures)}")
+    return cuda_toolkit.cmake_options(toolkit, architectures)
+
+
+def cuda_architectures(bin_dir: Path) -> tuple[str, ...]:
+    """The GPU architectures that the programs in `bin_dir` were built for; none when it is no CUDA build of ours."""
+    try:
+        argv, *_ = json.loads((bin_dir.parent / STAMP).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ()
+    given = [str(option).partition("=")[2] for option in argv if str(option).startswith("-DCMAKE_CUDA_ARCHITECTURES=")]
+    return tuple(given[0].split(";")) if given else ()
+
+
+def _configure(options: Options, argv: list[str], folder: Path, progress: Progress) -> None:
     """Runs CMake unless the folder is already configured so. Ninja itself runs it again when a CMake file changed."""
-    argv = [str(cmake), "-S", str(tree), "-B", str(folder), "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
-    argv += options.cmake()
     if not options.portable and (flags := " ".join(unusable_isa_flags())):
         progress(f"AMX does not work with this compiler on this machine: building with {flags}")
-        argv += [f"-DCMAKE_C_FLAGS={flags}", f"-DCMAKE_CXX_FLAGS={flags}"]
+        argv = [*argv, f"-DCMAKE_C_FLAGS={flags}", f"-DCMAKE_CXX_FLAGS={flags}"]
     if ccache := shutil.which("ccache"):
-        argv += [f"-DCMAKE_C_COMPILER_LAUNCHER={ccache}", f"-DCMAKE_CXX_COMPILER_LAUNCHER={ccache}"]
-    wanted = json.dumps([argv, os.environ.get("CC"), os.environ.get("CXX")], indent=1)
+        languages = ("C", "CXX", "CUDA") if options.backend == "cuda" else ("C", "CXX")
+        argv = [*argv, *(f"-DCMAKE_{language}_COMPILER_LAUNCHER={ccache}" for language in languages)]
+    wanted = json.dumps([argv, *(os.environ.get(name) for name in ("CC", "CXX", "CUDAHOSTCXX"))], indent=1)
     stamp = folder / STAMP
     if (folder / "build.ninja").is_file() and stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return

@@ -14,7 +14,19 @@ from typing import Any, Literal
 
 from platformdirs import user_cache_dir
 
-from turbokv_eval import build, fork, gguf_meta, kv_layout, kv_log, memory, perplexity, preflight, provenance, runner
+from turbokv_eval import (
+    build,
+    fork,
+    gguf_meta,
+    gpu_build,
+    kv_layout,
+    kv_log,
+    memory,
+    perplexity,
+    preflight,
+    provenance,
+    runner,
+)
 from turbokv_eval.errors import ToolError
 from turbokv_eval.kv_archs import READS_CACHE_ELSEWHERE
 from turbokv_eval.types import KVConfig
@@ -243,25 +255,8 @@ def level(folder: Path) -> Check:
 
 
 def gpu(folder: Path) -> Check:
-    """Which devices the programs use, and whether the machine has one that they do not."""
-    done = runner.run([folder / "llama-bench", "--list-devices"], timeout=120)
-    section = done.output.partition("Available devices:")[2]
-    devices = [line.strip() for line in section.splitlines() if line.strip() and "(none)" not in line]
-    if devices:
-        return Check("GPU", "ok", "; ".join(devices))
-    cards = nvidia_cards()
-    if cards:
-        return Check("GPU", "warn", f"{'; '.join(cards)}, which this build does not use", "build with CUDA for it")
-    return Check("GPU", "ok", "none: everything runs on the processor")
-
-
-def nvidia_cards() -> list[str]:
-    """Names of the machine's NVIDIA cards, as the driver tells them."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=60, check=False)
-    return re.findall(r"GPU \d+: (.+?) \(", done.stdout) if done.returncode == 0 else []
+    """Which devices the programs use, whether their kernels fit them, and what the machine has besides."""
+    return Check("GPU", *gpu_build.examine(folder))
 
 
 def cache(folder: Path | None = None) -> Check:

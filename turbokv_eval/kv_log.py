@@ -21,6 +21,8 @@ _LAYERS = re.compile(
     r"(?P<rotated>, rotated[^,\n]*)?(?P<conditioned>, K conditioned)?"
 )
 _BUFFER = re.compile(r"(\S+) KV buffer size = +([\d.]+) MiB")
+# Printed by the fork only: the operations on the cache that its device has no kernels for.
+_FALLBACK = re.compile(r"turbo operations fall back: ([^;\n]+); the cache is on (\S+),")
 _FLASH = re.compile(r"flash_attn += (\w+)")
 # The head dimension is not above 0 where layers differ in it, which llama.cpp does not rotate.
 _ROTATION = re.compile(r"attn_rot_([kv]) = (\d+), n_embd_head_k_all = (-?\d+)")
@@ -64,6 +66,7 @@ class KVReport:
     buffers_mib: "KV buffer size", summed over devices and caches.
     devices:     where those buffers are, as llama.cpp names them: CPU, CUDA0.
     flash_attn:  `enabled`, `disabled` or `auto`, or empty when the log does not say.
+    fallback:    which operations on the cache run on another device than its own, or empty.
     rotation:    upstream's own rotation, of K and V, over all caches; None where there is none or it is not said.
     """
 
@@ -73,6 +76,7 @@ class KVReport:
     kinds: tuple[LayerKind, ...] = ()
     rotation: dict[str, bool | None] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
+    fallback: str = ""
 
     @property
     def conditioned(self) -> bool:
@@ -101,6 +105,7 @@ def parse_contexts(log: str) -> list[KVReport]:
 
 def _parse(section: str) -> KVReport:
     flash = _FLASH.search(section)
+    fallback = _FALLBACK.search(section)
     rotation: dict[str, bool | None] = {}
     for side in "kv":
         flags = [flag != "0" for name, flag, dim in _ROTATION.findall(section) if name == side and int(dim) > 0]
@@ -141,6 +146,7 @@ def _parse(section: str) -> KVReport:
         caches=caches,
         kinds=kinds,
         rotation=rotation,
+        fallback=f"{fallback[1]}, the cache is on {fallback[2]}" if fallback else "",
     )
 
 
@@ -161,6 +167,8 @@ def problems(config: KVConfig, flash_attn: bool, reports: list[KVReport]) -> lis
         if report.kinds and config.conditioned not in (None, report.conditioned):
             found.append(f"keys were {'' if report.conditioned else 'not '}conditioned, unlike what was asked")
         found += [f"{side} was not rotated: its error is larger than it has to be" for side in _unrotated(report)]
+        if report.fallback:
+            found.append(f"{report.fallback}: use -ngl 0, or a build that has these kernels")
         want = "enabled" if flash_attn else "disabled"
         if report.flash_attn != want:
             found.append(f"flash attention was {report.flash_attn or 'not reported'}, not {want}")

@@ -6,6 +6,7 @@
 #include "llama-impl.h"
 #include "llama-model.h"
 #include "llama-turbo-archs.h"
+#include "llama-turbo-fallback.h"
 #include "llama-turbokv.h"
 
 #include <algorithm>
@@ -159,6 +160,12 @@ void llama_turbo_maps::add(const llama_hparams & hparams, uint32_t il, ggml_back
     const int64_t d_k = hparams.n_embd_head_k(il);
     const int64_t d_v = hparams.n_embd_head_v(il);
     const int64_t n_head_kv = hparams.n_head_kv(il);
+
+    for (const ggml_tensor * t : { k, v }) {
+        if (t) {
+            llama_turbo_check_device(buft, t->type, t->ne[0]);
+        }
+    }
 
     // for experiments only, as upstream's switch for its own rotation; upstream logs it
     const char * LLAMA_ATTN_ROT_DISABLE = getenv("LLAMA_ATTN_ROT_DISABLE");

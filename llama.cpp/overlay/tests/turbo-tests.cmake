@@ -47,6 +47,13 @@ if (TARGET test-llama-archs)
     set_tests_properties(test-turbo-generate-models PROPERTIES FIXTURES_SETUP turbo-models)
     set_tests_properties(test-turbo-archs           PROPERTIES FIXTURES_REQUIRED turbo-models
         ENVIRONMENT "XDG_CACHE_HOME=${TURBO_MODEL_DIR}/cache")
+
+    # on the same models: a device that lacks kernels
+    llama_build(test-turbo-fallback.cpp)
+    target_include_directories(test-turbo-fallback PRIVATE ${PROJECT_SOURCE_DIR}/ggml/src)
+    llama_test(test-turbo-fallback LABEL turbo ARGS "${TURBO_MODEL_DIR}/llama-dense.gguf")
+    set_tests_properties(test-turbo-fallback PROPERTIES FIXTURES_REQUIRED turbo-models
+        ENVIRONMENT "XDG_CACHE_HOME=${TURBO_MODEL_DIR}/cache")
 endif()
 
 # not a test by itself: the cells of one model, for tests/matrix
