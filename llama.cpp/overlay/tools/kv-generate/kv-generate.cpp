@@ -349,7 +349,6 @@ int main(int argc, char ** argv) {
         fprintf(stderr, "error: no file of prompts (-f), or it is empty\n");
         return 2;
     }
-    params.prompt_file.clear();
 
     llama_backend_init();
     llama_numa_init(params.numa);
