@@ -26,6 +26,7 @@ PROGRAMS = (
     "llama-quantize",
     "llama-kv-capture",
     "llama-kv-condition",
+    "llama-kv-generate",
 )
 # Those that `ctest -L turbo` runs.
 TEST_PROGRAMS = (
