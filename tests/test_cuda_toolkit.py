@@ -76,6 +76,7 @@ def test_a_complete_toolkit_on_path_is_used(cuda: Cuda) -> None:
         f"-DCUDAToolkit_ROOT={cuda.root}",
         "-DCMAKE_CUDA_ARCHITECTURES=86-real;90-real",
         "-DGGML_CUDA_NO_VMM=ON",
+        f"-DCMAKE_BUILD_RPATH={cuda.root / 'lib64'}",
         "-DGGML_NATIVE=ON",
     ):
         assert option in configure.split()

@@ -1,4 +1,4 @@
-"""llama-kv-generate on a tiny model: generation, going along given tokens, prompts that share a beginning, bad input."""
+"""llama-kv-generate on a tiny model: generation, along given tokens, prompts that share a beginning, bad input."""
 
 import json
 import subprocess

@@ -204,6 +204,8 @@ def cmake_options(toolkit: Toolkit, architectures: Sequence[str]) -> list[str]:
         "CMAKE_CUDA_COMPILER": str(toolkit.nvcc),
         "CUDAToolkit_ROOT": str(toolkit.root),
         "CMAKE_CUDA_ARCHITECTURES": ";".join(architectures),
+        # CMake takes nvcc's own folder for one that the system searches, and leaves it out.
+        "CMAKE_BUILD_RPATH": ";".join(map(str, toolkit.libraries)),
     }
     if driver := toolkit.driver_library:
         options["CUDA_cuda_driver_LIBRARY"] = str(driver)
