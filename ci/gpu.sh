@@ -59,7 +59,8 @@ step() { # name, command...
 
 if [ $mode = dry ]; then
     ngl=0 depths=0,64 layers=1 shape=tiny backend=CPU prompt=16 generate=4
-    sampler() { while sleep 0.2; do for f in /proc/[0-9]*/status; do grep -qs '^Name:.*llama-bench' "$f" && awk '/VmHWM/ {print int($2/1024)}' "$f"; done; done; }
+    # a tiny model is done in a tenth of a second
+    sampler() { while sleep 0.02; do for p in $(pgrep -x llama-bench); do awk '/VmHWM/ {print int($2/1024)}' "/proc/$p/status"; done; done; }
 else
     command -v nvidia-smi >/dev/null || die 3 "no nvidia-smi: this machine has no NVIDIA driver (--dry-run needs none)"
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >"$out/gpu.txt" || die 3 "nvidia-smi finds no GPU"
@@ -70,7 +71,7 @@ fi
 # 1. operations
 ops='type.*=turbo|TURBO_ROTATE'
 step ops "$bin/test-backend-ops" test -b $backend -o 'TURBO_ROTATE,SET_ROWS,GET_ROWS,CPY,FLASH_ATTN_EXT' -p "$ops"
-if [ $mode = run ] && ! grep -q 'OK' "$out/ops.log"; then echo "ops: nothing ran"; failed=1; fi
+if ! grep -Eq '[1-9][0-9]*/[0-9]+ tests passed' "$out/ops.log"; then echo "ops: FAILED, nothing ran"; failed=1; fi
 if command -v compute-sanitizer >/dev/null && [ $mode = run ]; then
     step sanitizer compute-sanitizer --error-exitcode 1 "$bin/test-backend-ops" test -b $backend -o SET_ROWS -p 'type=turbo3'
 else
@@ -98,16 +99,22 @@ for type in f16 q8_0 q4_0 turbo4 turbo3 turbo2; do
     step "bench-$type" "$bin/llama-bench" -m "$out/bench.gguf" -ngl $ngl -fa 1 -ctk $type -ctv $type -p $prompt -n $generate -d $depths -r 2 -o jsonl
     kill $pid 2>/dev/null || true
     wait $pid 2>/dev/null || true
-    python3 - "$out/bench-$type.log" "$type" "$out/memory-$type.txt" <<'P' || failed=1
+    python3 - "$out/bench-$type.log" "$type" "$out/memory-$type.txt" $depths <<'P' || failed=1
 import json, sys
-log, kind, memory = sys.argv[1:]
+log, kind, memory, depths = sys.argv[1:]
 peak = max((int(x) for x in open(memory).read().split()), default=0)
 rows = [json.loads(line) for line in open(log) if line.startswith("{")]
 for r in rows:
     what = f"pp{r['n_prompt']}" if r["n_prompt"] else f"tg{r['n_gen']}"
     print(f"  {kind:7} {what:6} depth {r['n_depth']:6}: {r['avg_ts']:10.1f} t/s  +- {r['stddev_ts']:.1f}")
 print(f"  {kind:7} peak memory {peak} MiB")
-sys.exit(not rows)
+want = {(int(d), part) for d in depths.split(",") for part in ("prompt", "generation")}
+missing = want - {(r["n_depth"], "prompt" if r["n_prompt"] else "generation") for r in rows if r["avg_ts"] > 0}
+wrong = {r["type_k"] for r in rows} | {r["type_v"] for r in rows}
+faults = [f"no {part} at depth {d}" for d, part in sorted(missing)]
+faults += [f"ran with {other}" for other in sorted(wrong - {kind})] + ["no memory was seen"] * (peak == 0)
+if faults:
+    sys.exit(f"bench-{kind}: FAILED, " + ", ".join(faults))
 P
 done
 rm -f "$out"/*.gguf
