@@ -58,13 +58,12 @@ step() { # name, command...
 }
 
 if [ $mode = dry ]; then
-    ngl=0 depths=0,64 layers=1 shape=tiny backend=CPU prompt=16 generate=4
-    # a tiny model is done in a tenth of a second
+    ngl=0 depths=0,64 layers=1 shape=tiny backend=CPU prompt=16 generate=4 repeat=500 # long enough for a sample of its memory
     sampler() { while sleep 0.02; do for p in $(pgrep -x llama-bench); do awk '/VmHWM/ {print int($2/1024)}' "/proc/$p/status"; done; done; }
 else
     command -v nvidia-smi >/dev/null || die 3 "no nvidia-smi: this machine has no NVIDIA driver (--dry-run needs none)"
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >"$out/gpu.txt" || die 3 "nvidia-smi finds no GPU"
-    ngl=99 depths=0,8192,32768,131072 layers=2 shape=8b backend=CUDA0 prompt=512 generate=32
+    ngl=99 depths=0,8192,32768,131072 layers=2 shape=8b backend=CUDA0 prompt=512 generate=32 repeat=2
     sampler() { while sleep 0.2; do nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -i 0; done; }
 fi
 
@@ -96,7 +95,7 @@ done
 python3 "$here/gpu_model.py" $shape "$out/bench.gguf" $layers
 for type in f16 q8_0 q4_0 turbo4 turbo3 turbo2; do
     sampler >"$out/memory-$type.txt" 2>/dev/null & pid=$!
-    step "bench-$type" "$bin/llama-bench" -m "$out/bench.gguf" -ngl $ngl -fa 1 -ctk $type -ctv $type -p $prompt -n $generate -d $depths -r 2 -o jsonl
+    step "bench-$type" "$bin/llama-bench" -m "$out/bench.gguf" -ngl $ngl -fa 1 -ctk $type -ctv $type -p $prompt -n $generate -d $depths -r $repeat -o jsonl
     kill $pid 2>/dev/null || true
     wait $pid 2>/dev/null || true
     python3 - "$out/bench-$type.log" "$type" "$out/memory-$type.txt" $depths <<'P' || failed=1
