@@ -1,12 +1,16 @@
 """A made-up machine for the comparison: programs that replay recorded logs, a model with their metadata."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+from click.testing import CliRunner, Result
+
+from turbokv_eval.cli import main
 
 FIXTURES = Path(__file__).parent / "fixtures" / "compare"
 
@@ -17,7 +21,7 @@ _PROGRAM = r"""#!{python}
 import json, os, struct, sys, time
 here, fixtures = os.path.dirname(os.path.abspath(__file__)), {fixtures!r}
 args = sys.argv[1:]
-value = lambda name: args[args.index(name) + 1]
+value = lambda name: args[args.index(name) + 1] if name in args else None
 if "--version" in args:
     sys.stderr.write("version: 0.5.0-dev (build 0, commit fake)\n")
     sys.exit(0)
@@ -26,12 +30,15 @@ if "--help" in args:
     sys.exit(0)
 k, v = value("-ctk"), value("-ctv")
 label = k if k == v else k + "-" + v
+own = "+layers" if "--kv-layers" in args else "@off" if value("--kv-condition") == "off" else ""
+# what was recorded at a context of 512 tokens has no number in its name
+at = "" if value("-c") in (None, "512") else "-" + value("-c")
 if "jsonl" in args:
     role, file = "speed", "speed-%s-%s.log" % (value("-d"), label)
 elif "--kl-divergence" in args:
-    role, file = "quality", "quality-%s.log" % label
+    role, file = "quality", "quality-%s%s.log" % (label, at)
 elif "--kl-divergence-base" in args:
-    role, file = "reference", "reference.log"
+    role, file = "reference", "reference%s.log" % at
 elif "-f" in args:
     role, file = "plain", "plain-%s.log" % label
 else:
@@ -47,13 +54,14 @@ if "sleep" in reply:
     open(os.path.join(here, "pid"), "w").write(str(os.getpid()))
     time.sleep(reply["sleep"])
 if role == "reference" and "text" not in reply:
-    ctx, chunks, words = 512, 4, 7
+    ctx, chunks, words = int(value("-c")), 4, 7
     data = b"_logits_" + struct.pack("=Iii", ctx, words, chunks) + bytes(chunks * ctx * 4)
     data += bytes(chunks * (ctx - 1 - ctx // 2) * 12 * 2)
     open(value("--kl-divergence-base"), "wb").write(data[: len(data) // 2] if "short" in reply else data)
 text = reply.get("text")
 if text is None:
-    text = open(os.path.join(fixtures, reply.get("log", file))).read()
+    path = os.path.join(fixtures, reply.get("log", file.replace(label, label + own)))
+    text = open(path if os.path.exists(path) else os.path.join(fixtures, file)).read()
 for line in text.splitlines(True):
     (sys.stdout if line.startswith("{{") else sys.stderr).write(line)
     sys.stdout.flush()
@@ -102,6 +110,20 @@ class World:
         """Arguments of `compare` for the types, context and depth that were recorded."""
         fixed = ["compare", "-m", self.model, "-f", self.text, "--bin", self.bin, "--run", self.out, "--chunks", "4"]
         return [*map(str, fixed), "--types", "f16,q8_0/turbo3,turbo2", "--depths", "0", "--rounds", "2", *more]
+
+
+def invoke(*args: str) -> Result:
+    """The command line in this process."""
+    return CliRunner().invoke(main, list(args))
+
+
+def fails(result: Result, code: int, said: str) -> None:
+    """The command ended with this code and one line that says this, and no traceback."""
+    assert result.exit_code == code, result.stderr
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(errors) == 1, result.stderr
+    assert re.search(said, errors[0]), errors[0]
 
 
 def write_model(

@@ -74,7 +74,7 @@ def compared(root: Path, model: Path, types: str) -> dict[str, Any]:
         text,
         "--run",
         root / "out",
-        "--ctx",
+        "--contexts",
         "128",
         "--chunks",
         "4",
@@ -110,7 +110,7 @@ def test_a_comparison_of_every_turbo_type(tmp_path: Path, dim: int, overhead: fl
 def test_a_head_dimension_without_a_block_is_one_line(tmp_path: Path) -> None:
     model, text = tiny_model(tmp_path / "tiny.gguf", 32), tmp_path / "text.txt"
     text.write_text("a" * 2000, encoding="utf-8")
-    args = ["compare", "-m", model, "-f", text, "--run", tmp_path / "out", "--ctx", "128", "--types", "f16,turbo3"]
+    args = ["compare", "-m", model, "-f", text, "--run", tmp_path / "out", "--contexts", "128", "--types", "f16,turbo3"]
     result = CliRunner().invoke(main, [str(arg) for arg in args])
     assert result.exit_code == 2
     [error] = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]

@@ -1,5 +1,6 @@
 """The parsers read recorded output of the real programs, digit for digit, and notice what is missing or wrong in it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -55,25 +56,6 @@ def test_conditioning_is_part_of_a_row(tmp_path: Path) -> None:
     assert [row.conditioned for row in rows] == [None, False, False, True, True]
     assert rows[1].args == ["-ctk", "turbo3", "-ctv", "turbo3", "--kv-condition", "off"]
     assert (rows[4].k, rows[4].v) == ("turbo3", "f16")
-
-
-def test_keys_conditioned_unlike_asked_are_a_problem() -> None:
-    log = (
-        "constructing llama_context\nflash_attn    = enabled\n"
-        "size =    1.00 MiB (   256 cells,   1 layers,  1/1 seqs), K (turbo3):    0.50 MiB, V (turbo3):    0.50 MiB\n"
-        "CPU KV buffer size =     1.00 MiB\n"
-        "kv cache layers (full): 1, K turbo3_64 x 64, 3.2500 bits/value, 0.500 MiB,"
-        " V turbo3_64 x 64, 3.2500 bits/value, 0.500 MiB, rotated (turbo)"
-    )
-    plain, conditioned = (kv_log.parse_contexts(text) for text in (log, log + ", K conditioned"))
-    assert [report[0].conditioned for report in (plain, conditioned)] == [False, True]
-    for config, reports, said in (
-        (KVConfig("turbo3", "turbo3", "on"), plain, ["keys were not conditioned, unlike what was asked"]),
-        (KVConfig("turbo3", "turbo3", "off"), conditioned, ["keys were conditioned, unlike what was asked"]),
-        (KVConfig("turbo3", "turbo3"), plain, []),
-        (KVConfig("turbo3", "turbo3"), conditioned, []),
-    ):
-        assert kv_log.problems(config, True, reports) == said
 
 
 def test_label_and_file_name_of_a_configuration() -> None:
@@ -166,11 +148,11 @@ def test_a_type_that_resolved_to_another_family_is_a_problem() -> None:
 
 def test_statistics_of_a_run() -> None:
     found = perplexity.parse_quality(recorded("quality-q8_0-turbo3.log"), ctx=512)
-    assert (found.ppl, found.ppl_err) == (24.562137, 2.24585)
-    assert (found.kld_mean, found.kld_err, found.kld_median) == (0.044997, 0.00253, 0.024236)
-    assert (found.kld_p99, found.kld_p999, found.kld_max) == (0.374188, 0.788805, 1.089581)
-    assert (found.same_top, found.same_top_err) == (88.137, 1.013)
-    assert (found.rms_dp, found.rms_dp_err) == (5.28, 0.452)
+    assert (found.ppl, found.ppl_err) == (18.117242, 1.514194)
+    assert (found.kld_mean, found.kld_err, found.kld_median) == (0.022344, 0.001062, 0.015476)
+    assert (found.kld_p99, found.kld_p999, found.kld_max) == (0.124586, 0.481498, 0.555459)
+    assert (found.same_top, found.same_top_err) == (92.157, 0.842)
+    assert (found.rms_dp, found.rms_dp_err) == (3.472, 0.27)
     assert (found.chunks, found.values) == (4, 4 * 255)
 
 
@@ -188,14 +170,14 @@ def test_missing_statistics_are_noticed(missing: str) -> None:
 
 
 def test_nan_is_not_a_result() -> None:
-    log = recorded("quality-f16.log").replace("Maximum KLD:   0.069052", "Maximum KLD:        nan")
+    log = re.sub(r"Maximum KLD: +[\d.]+", "Maximum KLD:        nan", recorded("quality-f16.log"))
     with pytest.raises(CheckFailed, match="kld_max is nan"):
         perplexity.parse_quality(log, ctx=512)
 
 
 def test_reference_estimate() -> None:
     found = perplexity.parse_reference(recorded("reference.log"), ctx=512)
-    assert found == perplexity.Reference(ppl=23.8189, ppl_err=2.19591, chunks=4, values=1020)
+    assert found == perplexity.Reference(ppl=18.0036, ppl_err=1.51868, chunks=4, values=1020)
     assert perplexity.parse_reference(recorded("failed-too-short.log"), ctx=512) is None
 
 
@@ -221,8 +203,6 @@ def test_size_of_the_reference_file_is_what_a_real_one_had() -> None:
     ],
 )
 def test_reason_of_a_failure(log: str, why: str) -> None:
-    import re
-
     assert re.search(why, perplexity.failure(recorded(log)))
     assert "\n" not in perplexity.failure(recorded(log))
 
@@ -237,7 +217,7 @@ def test_bench_numbers() -> None:
     assert (prompt.kind, generation.kind) == ("prompt", "generation")
     assert (prompt.depth, prompt.k_type, prompt.flash_attn) == (512, "f16", True)
     assert len(prompt.samples) == len(generation.samples) == 2
-    assert max(prompt.samples) == pytest.approx(285, abs=1)
+    assert max(prompt.samples) == 358.263
 
 
 @pytest.mark.parametrize("output", ["", '{"n_prompt": 1}', "{broken", "no json at all"])

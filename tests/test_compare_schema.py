@@ -34,7 +34,16 @@ def test_the_schema_is_one_and_closed(document: dict[str, Any]) -> None:
 def test_documents_of_before_some_fields_are_still_read() -> None:
     document = json.loads(OLD.read_text(encoding="utf-8"))
     assert "noise_floor" not in document
-    assert compare_schema.problem(document) is None
+    run = compare_view.view(document)
+    assert compare_schema.problem(run.document) is None
+    assert run.document["schema_version"] == 2
+    old, new = document["rows"][4], run.row("turbo3")
+    assert new is not None
+    assert (old["label"], old["quality"]["kld_mean"]) == ("turbo3", new.quality[0].numbers["kld_mean"].value)
+    low, high = new.quality[0].numbers["dppl"].low, new.quality[0].numbers["dppl"].high
+    assert low is not None
+    assert high is not None
+    assert low < old["quality"]["ppl"] - old["quality"]["ppl_base"] < high
 
 
 def test_a_partial_document_is_valid(tmp_path: Path) -> None:
@@ -48,7 +57,7 @@ def test_a_partial_document_is_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (("rows", 0, "quality", "kld_mean"), "0.1", r"$.rows[0].quality"),
+        (("rows", 0, "quality", 0, "kld_mean"), "0.1", r"$.rows[0].quality"),
         (("rows", 1, "status"), "fine", "$.rows[1].status: 'fine' is not one of"),
         (("model", "sha256"), "abc", "$.model.sha256"),
         (("settings", "chunks"), -1, "$.settings.chunks"),

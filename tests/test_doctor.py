@@ -202,7 +202,7 @@ def test_the_state_of_the_tree(
 
 def test_a_model_that_loads(ward: Ward) -> None:
     model = ward.world.model
-    log = recorded("load-turbo2.log").replace("turbo2", "turbo3")
+    log = recorded("load-turbo2@off.log").replace("turbo2", "turbo3")
     ward.world.reply(load_turbo3={"text": log})
     checks = ward.checks(model)
     assert checks["model"].found.endswith("heads of 64 values; turbo3 is stored as turbo3_64, 3.250 bits/value")

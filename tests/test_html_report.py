@@ -151,8 +151,8 @@ def test_a_recorded_comparison_is_shown_whole() -> None:
     page = Page(text)
     turbo3 = next(found for found in run.document["rows"] if found["label"] == "turbo3")
     cells = set(page.cells)
-    half = 1.959964 * turbo3["quality"]["kld_err"]
-    assert f"{turbo3['quality']['kld_mean']:.4f} ±{half:.4f}" in cells
+    half = 1.959964 * turbo3["quality"][0]["kld_err"]
+    assert f"{turbo3['quality'][0]['kld_mean']:.4f} ±{half:.4f}" in cells
     assert f"{turbo3['kv']['mib']:.2f}" in cells
     for row_document in run.document["rows"]:
         for entry in row_document["speed"]:

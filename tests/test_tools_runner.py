@@ -68,8 +68,8 @@ def test_a_failed_save_keeps_the_former_file(tmp_path: Path) -> None:
 
 def test_the_temporary_file_goes_with_the_run(tmp_path: Path) -> None:
     with store.opened(tmp_path) as opened:
-        opened.reference.write_bytes(b"big")
-    assert not opened.reference.exists()
+        opened.reference("0" * 64).write_bytes(b"big")
+    assert not opened.reference("0" * 64).exists()
 
 
 def test_lines_off_a_terminal_are_few_and_plain() -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turbokv_eval import assets, build, compare_view, comparison, preflight, provenance, report, store
+from turbokv_eval import assets, build, compare_view, comparison, kv_layers, preflight, provenance, report, store
 from turbokv_eval.errors import BadInput
 from turbokv_eval.gguf_info import read_model
+from turbokv_eval.kv_layout import layer_count
 from turbokv_eval.progress import Meter, Silent, meter
 from turbokv_eval.settings import Settings
 from turbokv_eval.types import KVConfig, parse_types
@@ -19,8 +20,8 @@ def compare(
     model: Path | str | None = None,
     types: str | Sequence[str | KVConfig] = DEFAULT_TYPES,
     *,
-    text: Path | str | None = None,
-    ctx: int = 512,
+    text: Path | str | Sequence[Path | str] | None = None,
+    ctx: int | Sequence[int] = 512,
     chunks: int = 12,
     depths: Sequence[int] = (0, 4096),
     rounds: int | None = None,
@@ -44,7 +45,8 @@ def compare(
         found = compare("model.gguf", ["f16", "turbo3", KVConfig("q8_0", "turbo3")], text="text.txt", run="out")
         print(found.recommendation, found.row("turbo3").quality[0].numbers["kld_mean"].value)
 
-    model, text: files; None: the small model and the text of the command line, downloaded once.
+    model, text: files; None: the small model and the text of the command line, downloaded once. Several texts and
+                 contexts: every text is scored at every context.
     types:       names as `--types` takes them, in one string or one each, or KVConfig.
     ctx, chunks: tokens of a chunk and how many of them are scored.
     depths:      tokens in the cache before a speed test; rounds at each of them, None: 3 up to depth 1024, else 1;
@@ -68,8 +70,8 @@ def compare(
             show,
             model=None if model is None else Path(model),
             types=configs,
-            text=None if text is None else Path(text),
-            ctx=ctx,
+            texts=tuple(map(Path, [text] if isinstance(text, str | Path) else text or ())),
+            contexts=(ctx,) if isinstance(ctx, int) else tuple(ctx),
             chunks=chunks,
             depths=tuple(depths),
             rounds=rounds,
@@ -99,8 +101,8 @@ def settings(
     *,
     model: Path | None,
     types: str,
-    text: Path | None,
-    ctx: int,
+    texts: tuple[Path, ...],
+    contexts: tuple[int, ...],
     chunks: int,
     depths: tuple[int, ...],
     rounds: int | None,
@@ -118,20 +120,25 @@ def settings(
     folder = bin_dir or build.default_bin()
     preflight.check_programs(folder)
     configs = parse_types(types, preflight.known_types(folder))
-    if quality:
+    if not quality:
+        texts = ()
+    for ctx in contexts if quality else ():
         preflight.check_values(ctx, chunks)
-    if text is not None:
-        preflight.check_text(text, ctx)
+    for text in texts:
+        preflight.check_text(text, max(contexts))
     info = read_model(model or assets.fetch(assets.MODEL, show.say))
-    if quality and text is None:
-        text = assets.fetch(assets.TEXT, show.say)
-        preflight.check_text(text, ctx)
+    if quality and not texts:
+        texts = (assets.fetch(assets.TEXT, show.say),)
+        preflight.check_text(texts[0], max(contexts))
+    n_layer = layer_count(info.path) if any(config.layers for config in configs) else 0
+    for config in configs:
+        kv_layers.check(config.rules, n_layer)
     return Settings(
         configs=tuple(configs),
         model=info,
-        text=text,
+        texts=texts,
         bin_dir=folder,
-        ctx=ctx,
+        contexts=contexts,
         chunks=chunks,
         threads=threads or provenance.cpu_count(),
         depths=depths,
@@ -143,4 +150,5 @@ def settings(
         budget=budget,
         gpu_layers=gpu_layers,
         model_sha256=model_sha256,
+        n_layer=n_layer,
     )

@@ -58,6 +58,15 @@ def check_reference_file(path: Path) -> None:
         )
 
 
+def is_whole(path: Path) -> bool:
+    """Whether the file of a reference can be read again."""
+    try:
+        check_reference_file(path)
+    except MachineCannot:
+        return False
+    return True
+
+
 def why(done: runner.Result) -> str:
     """Why a run failed, in a few words."""
     said = perplexity.failure(done.output)

@@ -1,38 +1,98 @@
-"""Single chunks of a row's run, and paired differences between rows."""
+"""Single chunks of a row's run, intervals of its means, and paired differences between rows."""
 
 import itertools
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from turbokv_eval import paired, perplexity
 
+BASELINE = "f16"
 
-def of_run(output: str) -> dict[str, Any] | None:
-    """Single chunks of a run and a bound of their rounding error; None when it prints no running means."""
+
+def of_run(output: str, ppl_base: float) -> dict[str, Any] | None:
+    """Single chunks of a run, a bound of their rounding error, and 95% intervals of their means.
+
+    ppl_base: of the reference on the same tokens, as the run prints it. The intervals of PPL and of its difference to
+    ppl_base are those of the mean of ln(PPL / ppl_base), so that what makes a chunk hard for both cancels.
+
+    None when the run prints no running means; an interval is None where the chunks are too few for one.
+    """
     ratios, klds = perplexity.running_means(output)
     if not klds:
         return None
     kld, error = paired.per_chunk(klds, 5)
     ratio, _ = paired.per_chunk(ratios, 5)
-    found = {"kld": kld.round(5).tolist(), "ln_ratio": ratio.round(5).tolist(), "rounding": error}
-    return found | {"kld_interval": paired.interval(kld), "ln_ratio_interval": paired.interval(ratio)}
+    ln_ratio = paired.interval(ratio)
+    ppl = None if ln_ratio is None else [ppl_base * math.exp(end) for end in ln_ratio]
+    return {
+        "kld": kld.round(5).tolist(),
+        "ln_ratio": ratio.round(5).tolist(),
+        "rounding": error,
+        "kld_interval": paired.interval(kld),
+        "ln_ratio_interval": ln_ratio,
+        "ppl_interval": ppl,
+        "dppl_interval": None if ppl is None else [ppl_base * math.expm1(end) for end in ln_ratio or ()],
+    }
 
 
-def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Paired differences of the mean KLD: each row against f16 and against its neighbour, Holm over all."""
-    have = [row for row in rows if row["chunks"] and not row["errors"]]
-    f16 = [row for row in have if row["label"] == "f16"]
-    pairs = [(row, f16[0]) for row in have if f16 and row is not f16[0]]
-    pairs += [(b, a) for a, b in itertools.pairwise(have) if a not in f16 and b not in f16]
-    found: list[dict[str, Any]] = []
-    for a, b in pairs:
-        difference = np.subtract(a["chunks"]["kld"], b["chunks"]["kld"])
-        bounds = paired.interval(difference)
-        p = paired.permutation_p(difference)
-        found.append(
-            {"a": a["label"], "b": b["label"], "difference": float(difference.mean()), "interval": bounds, "p": p}
-        )
-    for entry, p in zip(found, paired.holm([entry["p"] for entry in found]), strict=True):
-        entry["p_holm"], entry["shown"] = p, p < 1 - paired.CONFIDENCE
-    return found
+def family(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """The differences that are tested: each row against f16 and against the row before it, as far as that is not f16.
+
+    It depends on what was asked for and not on what came out, so it is declared before the run.
+    """
+    pairs = [(label, BASELINE) for label in labels if BASELINE in labels and label != BASELINE]
+    return pairs + [(b, a) for a, b in itertools.pairwise(labels) if BASELINE not in (a, b)]
+
+
+def add_differences(document: dict[str, Any]) -> None:
+    """Tests the family in every evaluation of the document, with Holm's correction over all of them.
+
+    A pair of which a row failed stays in the family, with p = 1: the correction is for what was declared.
+    """
+    tested: list[dict[str, Any]] = []
+    for entry in document["evaluations"]:
+        place = entry["text"], entry["ctx"]
+        chunks = {
+            row["label"]: quality["by_chunk"]["kld"]
+            for row in document["rows"]
+            for quality in row["quality"]
+            if not row["errors"] and quality["by_chunk"] and (quality["text"], quality["ctx"]) == place
+        }
+        entry["differences"] = [_difference(a, b, chunks) for a, b in document["family"]]
+        tested += entry["differences"]
+    for found, p in zip(tested, paired.holm([found["p"] for found in tested]), strict=True):
+        found["p_holm"], found["shown"] = p, p < 1 - paired.CONFIDENCE
+
+
+def _difference(a: str, b: str, chunks: dict[str, list[float]]) -> dict[str, Any]:
+    if a not in chunks or b not in chunks:
+        return {"a": a, "b": b, "difference": None, "interval": None, "p": 1.0}
+    difference = np.subtract(chunks[a], chunks[b])
+    return {
+        "a": a,
+        "b": b,
+        "difference": float(difference.mean()),
+        "interval": paired.interval(difference),
+        "p": paired.permutation_p(difference),
+    }
+
+
+def alike(document: dict[str, Any], entry: dict[str, Any], label: str) -> list[str]:
+    """The rows that `label` was held against in an evaluation and is not told apart from; none where none could be."""
+    if not entry["reference"] or too_few(document, entry["reference"]["chunks"]):
+        return []
+    pairs = [
+        (found["a"], found["b"])
+        for found in entry["differences"]
+        if found["difference"] is not None and not found["shown"]
+    ]
+    return [b if a == label else a for a, b in pairs if label in (a, b)]
+
+
+def too_few(document: dict[str, Any], chunks: int) -> bool:
+    """Whether so many chunks can show no difference at all: the smallest p that flipping signs can give is too high."""
+    tested = len(document["family"]) * len(document["evaluations"])
+    return tested * 2.0 ** (1 - chunks) >= 1 - paired.CONFIDENCE

@@ -67,15 +67,19 @@ def build_command(sanitize: str | None, **chosen: Any) -> None:
     click.echo(folder)
 
 
-def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Comma-separated whole numbers, none below 0, none twice."""
+def _numbers(ctx: click.Context, param: click.Parameter, value: str, least: int = 0) -> tuple[int, ...]:
+    """Comma-separated whole numbers, none below `least`, none twice."""
     try:
         numbers = tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(f"{value!r} is not a list of whole numbers such as 0,4096") from None
-    if min(numbers) < 0 or len(set(numbers)) != len(numbers):
-        raise click.BadParameter(f"{value!r} has a number below 0, or one twice")
+    if min(numbers) < least or len(set(numbers)) != len(numbers):
+        raise click.BadParameter(f"{value!r} has a number below {least}, or one twice")
     return numbers
+
+
+def _contexts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    return _numbers(ctx, param, value, least=16)
 
 
 def _shared(command: Any) -> Any:
@@ -89,7 +93,7 @@ def _shared(command: Any) -> Any:
             "--types",
             default=api.DEFAULT_TYPES,
             show_default=True,
-            help="Cache types; K/V for a pair, @off for plain keys.",
+            help="Cache types; K/V: a pair, +0-1,-1:q8_0: some layers, @off: plain keys.",
         ),
         click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]"),
         click.option(
@@ -139,10 +143,24 @@ def _shared(command: Any) -> Any:
 
 @main.command("compare")
 @click.option(
-    "-f", "--file", "text", type=_PATH, help="Plain text.  [default: State of the Union messages, downloaded once]"
+    "-f",
+    "--file",
+    "texts",
+    type=_PATH,
+    multiple=True,
+    help="Plain text; repeatable.  [default: State of the Union messages, downloaded once]",
 )
-@click.option("--ctx", "-c", type=click.IntRange(min=16), default=512, show_default=True, help="Tokens of a chunk.")
-@click.option("--chunks", type=click.IntRange(min=1), default=12, show_default=True, help="Chunks of the text.")
+@click.option(
+    "--contexts",
+    "--ctx",
+    "-c",
+    callback=_contexts,
+    metavar="N,N,...",
+    default="512",
+    show_default=True,
+    help="Tokens of a chunk.",
+)
+@click.option("--chunks", type=click.IntRange(min=1), default=12, show_default=True, help="Of each text and context.")
 @click.option("--no-quality", is_flag=True, help="Only sizes and speed.")
 @click.option("--max-kld", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of the recommendation.")
 @click.option("--budget", metavar="SIZE", help="Memory for the cache, as 16GiB; of the recommendation.")
@@ -175,7 +193,7 @@ def bench_command(**options: Any) -> None:
     Example:
       turbokv-eval bench -m MODEL.gguf --types f16,turbo3 --depths 0,8192
     """
-    _compare({**options, "text": None, "ctx": 512, "chunks": 1, "no_quality": True, "no_speed": False})
+    _compare({**options, "texts": (), "contexts": (512,), "chunks": 1, "no_quality": True, "no_speed": False})
 
 
 @main.command("condition")
@@ -228,7 +246,7 @@ def _compare(options: dict[str, Any]) -> None:
     if options["form"] == "json":
         click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     elif options["form"] == "csv":
-        click.echo(report.quality_frame(document).to_csv(index=False), nl=False)
+        click.echo(report.as_csv(document), nl=False)
     elif options["form"] == "md":
         click.echo(report.as_markdown(document), nl=False)
     elif console.is_terminal:
@@ -243,8 +261,8 @@ def _compare(options: dict[str, Any]) -> None:
 
 def _selftest(options: dict[str, Any]) -> None:
     show = LineMeter(Console(stderr=True))
-    chosen = _settings({**options, "text": None, "no_quality": True}, show)
-    outcomes = selftest.check(chosen.bin_dir, chosen.model.path, ctx=chosen.ctx, threads=chosen.threads)
+    chosen = _settings({**options, "texts": (), "no_quality": True}, show)
+    outcomes = selftest.check(chosen.bin_dir, chosen.model.path, ctx=max(chosen.contexts), threads=chosen.threads)
     click.echo(selftest.render(outcomes, options["form"]), nl=False)
     if slipped := [outcome.name for outcome in outcomes if outcome.passed is False]:
         raise CheckFailed(f"{len(slipped)} of {len(outcomes)} controls failed ({', '.join(slipped)})")
@@ -255,8 +273,8 @@ def _settings(options: dict[str, Any], show: Meter) -> Settings:
         show,
         model=options["model"],
         types=options["types"],
-        text=options["text"],
-        ctx=options["ctx"],
+        texts=options["texts"],
+        contexts=options["contexts"],
         chunks=options["chunks"],
         depths=options["depths"],
         rounds=options["rounds"],

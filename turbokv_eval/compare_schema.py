@@ -5,7 +5,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-SCHEMA_FILE = "compare-1.schema.json"
+SCHEMA_FILE = "compare-2.schema.json"
 
 
 @cache

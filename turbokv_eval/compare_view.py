@@ -1,12 +1,13 @@
 """What gates and reports read in a comparison: one view of its document, whatever the version of that."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from turbokv_eval import compare_schema
+from turbokv_eval import chunk_statistics, compare_schema, compare_upgrade
 from turbokv_eval.errors import BadInput
 from turbokv_eval.units import MIB
 
@@ -24,14 +25,16 @@ class Number:
 class Quality:
     """A row against the reference, over one text at one context.
 
-    numbers: by name: ppl, kld_mean, kld_median, kld_p99, kld_p999, kld_max (nats), same_top, rms_dp (percent), and what
-    else the document has.
+    numbers: by name: ppl, dppl (less the reference's), kld_mean, kld_median, kld_p99, kld_p999, kld_max (nats),
+             same_top, rms_dp (percent), and what else the document has.
+    alike:   labels of the rows that it is not told apart from, of those that its mean KLD was held against.
     """
 
     ctx: int
     text: str
     chunks: int
     numbers: Mapping[str, Number] = field(default_factory=dict)
+    alike: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Run:
-    """A comparison. document: as it was read. noise_floor: mean KLD, in nats, that rounding alone gives."""
+    """A comparison.
+
+    document:     as it was read, in the form of the current version.
+    noise_floors: by text and context: mean KLD, in nats, that rounding alone gives.
+    """
 
     document: dict[str, Any]
     rows: tuple[Row, ...]
@@ -121,7 +128,7 @@ class Run:
     notes: tuple[str, ...]
     reference: str
     recommendation: str = ""
-    noise_floor: float | None = None
+    noise_floors: Mapping[tuple[str, int], float] = field(default_factory=dict)
 
     def row(self, label: str) -> Row | None:
         return next((row for row in self.rows if row.label == label), None)
@@ -148,31 +155,79 @@ def view(document: Any, name: str = "the document") -> Run:
     if not isinstance(document, dict) or "rows" not in document or "schema_version" not in document:
         raise BadInput(f"{name} is no comparison: give the compare.json of `turbokv-eval compare`")
     version = document["schema_version"]
-    readers = {1: _version_1}
-    if version not in readers:
-        raise BadInput(f"{name} has schema version {version}, and this program reads {_listed(readers)}: update it")
-    if wrong := compare_schema.problem(document):
+    if version not in (1, 2):
+        raise BadInput(f"{name} has schema version {version}, and this program reads 1 and 2: update it")
+    if version == 1:
+        try:
+            document = compare_upgrade.from_version_1(document)
+        except (LookupError, TypeError, AttributeError) as e:
+            raise BadInput(f"{name} is damaged ({type(e).__name__}: {e}): run the comparison again") from e
+    if wrong := compare_schema.problem(document) or _unlike(document):
         raise BadInput(f"{name} is damaged ({wrong}): run the comparison again")
-    return readers[version](document)
+    return _view(document)
 
 
-def _listed(readers: Mapping[int, Any]) -> str:
-    return " and ".join(map(str, sorted(readers)))
+def _unlike(document: dict[str, Any]) -> str | None:
+    """A row whose quality is not of the text, context and chunks that the others are held against, in words."""
+    chunks = {
+        (entry["text"], entry["ctx"]): entry["reference"] and entry["reference"]["chunks"]
+        for entry in document["evaluations"]
+    }
+    if any(text >= len(document["texts"]) for text, _ in chunks):
+        return "an evaluation is of a text that is not listed"
+    for row in document["rows"]:
+        for quality in row["quality"]:
+            own, place = quality["chunks"], (quality["text"], quality["ctx"])
+            if chunks.get(place) != own:
+                return (
+                    f"{row['label']} has {own} chunks of text {place[0]} at context {place[1]}, the reference has not"
+                )
+    return None
 
 
 _QUALITY = ("kld_median", "kld_p99", "kld_p999", "kld_max", "rms_dp")
-_WITH_ERROR = {"ppl": "ppl_err", "kld_mean": "kld_err", "same_top": "same_top_err"}
+_WITH_ERROR = {"kld_mean": "kld_err", "same_top": "same_top_err"}
 # 95% of a normal distribution lie within that many standard errors.
 _Z95 = 1.959964
 
 
-def _version_1(document: dict[str, Any]) -> Run:
-    settings, reference = document["settings"], document["reference"]
-    text = document["text"]["file"] if document["text"] else ""
+def text_names(document: dict[str, Any]) -> list[str]:
+    """Names of the texts that tell them apart: of the files, else their paths."""
+    files = [text["file"] for text in document["texts"]]
+    return files if len(set(files)) == len(files) else [text["path"] for text in document["texts"]]
+
+
+def interval(quality: dict[str, Any], name: str) -> tuple[float, float]:
+    """95% interval of ppl, dppl, kld_mean or same_top.
+
+    Over chunks where that was made, else from the standard error that the run prints. That of the perplexities is paired
+    with the reference: of ln(PPL / PPL of the reference).
+    """
+    by_chunk = (quality.get("by_chunk") or {}).get({"kld_mean": "kld_interval"}.get(name, f"{name}_interval"))
+    if by_chunk:
+        return by_chunk[0], by_chunk[1]
+    if name in ("ppl", "dppl"):
+        half = _Z95 * quality["ln_ratio_err"]
+        low, high = (quality["ppl_base"] * math.exp(quality["ln_ratio"] + end) for end in (-half, half))
+        return (low, high) if name == "ppl" else (low - quality["ppl_base"], high - quality["ppl_base"])
+    half = _Z95 * quality[_WITH_ERROR[name]]
+    return quality[name] - half, quality[name] + half
+
+
+def _view(document: dict[str, Any]) -> Run:
+    names = text_names(document)
+    entries = document["evaluations"]
+    at = {(entry["text"], entry["ctx"]): entry for entry in entries}
+
+    def quality(label: str, found: dict[str, Any]) -> Quality:
+        numbers = {name: Number(found[name]) for name in _QUALITY}
+        for name in ("ppl", "dppl", "kld_mean", "same_top"):
+            numbers[name] = Number(found[name], *interval(found, name))
+        alike = tuple(chunk_statistics.alike(document, at[found["text"], found["ctx"]], label))
+        return Quality(found["ctx"], names[found["text"]], found["chunks"], numbers, alike)
 
     def row(found: dict[str, Any]) -> Row:
         kv = found["kv"]
-        quality = found["quality"]
         return Row(
             label=found["label"],
             k=found["k"],
@@ -184,37 +239,33 @@ def _version_1(document: dict[str, Any]) -> Run:
             kv_bytes=round(kv["mib"] * MIB) if kv else None,
             cells=kv["cells"] if kv else None,
             rss_bytes=found.get("rss_bytes"),
-            caches=_caches_1(kv) if kv else (),
-            quality=(_quality_1(quality, settings["ctx"], text),) if quality else (),
+            caches=_caches(kv) if kv else (),
+            quality=tuple(quality(found["label"], one) for one in found["quality"]),
             speed=tuple(
-                Speed(entry["depth"], _rate_1(entry["prompt"]), _rate_1(entry["generation"]))
-                for entry in found["speed"]
+                Speed(entry["depth"], _rate(entry["prompt"]), _rate(entry["generation"])) for entry in found["speed"]
             ),
             needle=(),
             commands=tuple(tuple(argv) for argv in found["commands"]),
         )
 
+    reference = next((entry["reference"]["type"] for entry in entries if entry["reference"]), None)
     return Run(
         document=document,
         rows=tuple(row(found) for found in document["rows"]),
         status=document["status"],
         notes=tuple(document["notes"]),
-        reference=f"{reference['type']} cache without flash attention" if reference else "",
+        reference=f"{reference} cache without flash attention" if reference else "",
         # documents of before these were measured lack them
         recommendation=(document.get("recommendation") or {}).get("text", ""),
-        noise_floor=document["noise_floor"]["quality"]["kld_mean"] if document.get("noise_floor") else None,
+        noise_floors={
+            (names[entry["text"]], entry["ctx"]): entry["noise_floor"]["quality"]["kld_mean"]
+            for entry in entries
+            if entry["noise_floor"]
+        },
     )
 
 
-def _quality_1(found: dict[str, Any], ctx: int, text: str) -> Quality:
-    numbers = {name: Number(found[name]) for name in _QUALITY}
-    for name, error in _WITH_ERROR.items():
-        half = _Z95 * found[error]
-        numbers[name] = Number(found[name], found[name] - half, found[name] + half)
-    return Quality(ctx, text, found["chunks"], numbers)
-
-
-def _caches_1(kv: dict[str, Any]) -> tuple[Cache, ...]:
+def _caches(kv: dict[str, Any]) -> tuple[Cache, ...]:
     # A context has one cache, or one of full layers and then one of windows.
     windows = [index > 0 for index in range(len(kv["caches"]))]
     return tuple(
@@ -223,5 +274,5 @@ def _caches_1(kv: dict[str, Any]) -> tuple[Cache, ...]:
     )
 
 
-def _rate_1(found: dict[str, Any]) -> Number | None:
+def _rate(found: dict[str, Any]) -> Number | None:
     return Number(found["median"], found["min"], found["max"]) if "median" in found else None

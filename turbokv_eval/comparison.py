@@ -1,4 +1,4 @@
-"""Runs a comparison: a reference, then every cache type against it, then speed in interleaved rounds.
+"""Runs a comparison: loads every cache type, scores it on every text and context, then times it in interleaved rounds.
 
 Every number is read from the output of a program, and every row states which cache the program really used. The
 document that comes out is the record; `report` turns it into tables.
@@ -7,41 +7,31 @@ document that comes out is the record; `report` turns it into tables.
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
-from turbokv_eval import bench, chunk_statistics, compare_schema, kv_log, perplexity, preflight, provenance, runner
-from turbokv_eval.assets import sha256_file
-from turbokv_eval.attempts import ChunkReader, OnShare, check_reference_file, run_until, why
+from turbokv_eval import bench, chunk_statistics, compare_schema, kv_log, perplexity, provenance, row_checks
+from turbokv_eval.attempts import OnShare, why
 from turbokv_eval.document import blank
-from turbokv_eval.errors import BadInput, CheckFailed, ToolError
+from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot, ToolError
+from turbokv_eval.evaluation import Evaluation
 from turbokv_eval.progress import Meter
 from turbokv_eval.recommend import recommend
-from turbokv_eval.record import Record, identity
+from turbokv_eval.record import Record
 from turbokv_eval.settings import Settings
 from turbokv_eval.store import Store
 from turbokv_eval.types import KVConfig
-
-# The reference runs without flash attention: with it, llama.cpp converts an f32 cache to f16 at every use, so that an
-# f32 and an f16 cache give the same logits, and the reference would be an f16 one by another name.
-REFERENCE = KVConfig("f32", "f32")
-
-# The reference computed in another way that is exactly equivalent: its keys shifted and scaled, which the softmax does
-# not notice. Only rounding differs, so its divergence is the floor under every row; quantised weights amplify it.
-NOISE_FLOOR = KVConfig("f32", "f32", "on")
-
-# Two ways to count the same bits: printed sizes have two decimals.
-_BITS_TOLERANCE = 0.02
+from turbokv_eval.unit_runs import Units
 
 
 @dataclass(frozen=True)
 class _Step:
-    """weight: in tokens processed, a rough measure of its time."""
+    """weight: in tokens processed, a rough measure of its time. then: what is done after it, at once."""
 
     name: str
     weight: float
     run: Callable[[OnShare], None]
+    then: Callable[[], None] = lambda: None
 
 
 class Comparison:
@@ -51,10 +41,12 @@ class Comparison:
         self.settings = settings
         self.store = store
         self.meter = meter
-        self._reference_chunks = 0
-        self._reference_key = ""
-        self._record = Record(store.record)
         self.document = blank(settings, command)
+        self._units = Units(self.document, Record(store.record))
+        self._evaluations = [
+            Evaluation(settings, store, self._units, self.document, entry, self._note)
+            for entry in self.document["evaluations"]
+        ]
 
     def run(self) -> dict[str, Any]:
         """Does every step and returns the document. A row that fails is marked and the others go on.
@@ -81,19 +73,23 @@ class Comparison:
                     self.meter.update(done + step.weight * min(part, 1.0), total, what)
 
                 step.run(share)
+                step.then()
                 done += step.weight
                 self.store.save(self.document)
         except KeyboardInterrupt:
-            self.store.keep_reference = True
+            self.store.keep_references = True
             self._finish("interrupted")
             raise
         except ToolError as e:
+            # Another try, with more space or memory, goes on where this one ended.
+            self.store.keep_references = isinstance(e, MachineCannot)
             self._finish("failed", e.message)
             raise
-        self._judge_twins()
+        for evaluation in self._evaluations:
+            evaluation.judge_twins()
         for row in self.document["rows"]:
             row["status"] = "failed" if row["errors"] else "ok"
-        self.document["statistics"] = chunk_statistics.differences(self.document["rows"])
+        chunk_statistics.add_differences(self.document)
         if self.settings.quality:
             self.document["recommendation"] = recommend(
                 self.document, max_kld=self.settings.max_kld, budget=self.settings.budget
@@ -118,15 +114,11 @@ class Comparison:
     def _plan(self) -> list[_Step]:
         s = self.settings
         rows = list(zip(s.configs, self.document["rows"], strict=True))
-        tokens = s.chunks * s.ctx
+        tokens = s.chunks * max(s.contexts)
         steps = [_Step(f"load {config.label}", tokens / 50, _bind(self._probe, config, row)) for config, row in rows]
-        if s.quality:
-            steps.append(_Step("reference", tokens, self._reference))
-            steps.append(_Step("noise floor", tokens * 1.2, self._noise_floor))
-            steps += [
-                _Step(f"quality {config.label}", tokens * 1.2, _bind(self._quality, config, row))
-                for config, row in rows
-            ]
+        for evaluation in self._evaluations:
+            *most, last = (_Step(*step) for step in evaluation.steps())
+            steps += [*most, replace(last, then=evaluation.close)]
         if s.speed:
             for depth in s.depths:
                 for number in range(1, s.rounds_at(depth) + 1):
@@ -138,76 +130,16 @@ class Comparison:
                     ]
         return steps
 
-    def _row_command(self, config: KVConfig) -> list[str]:
-        s = self.settings
-        argv = perplexity.row_command(
-            s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, store=self.store.reference
-        )
-        return [*argv, *s.placement]
-
-    def _floor_command(self) -> list[str]:
-        s = self.settings
-        argv = perplexity.row_command(
-            s.bin_dir,
-            s.model.path,
-            NOISE_FLOOR,
-            ctx=s.ctx,
-            threads=s.threads,
-            store=self.store.reference,
-            flash_attn=False,
-        )
-        return [*argv, *s.placement]
-
-    def _key(self, name: str, config: KVConfig, argv: Sequence[str]) -> str:
-        """The identity of a unit. Rotation and codebook are in the hashes of the build, the other settings in argv."""
-        document = self.document
-        file = Path(config.condition) if config.condition not in ("", "auto", "on", "off") else None
-        return identity(
-            {
-                "name": name,
-                "argv": list(argv),
-                "build": document["build"]["sha256"],
-                "model": document["model"]["sha256"],
-                "text": document["text"] and document["text"]["sha256"],
-                "condition": sha256_file(file) if file else config.condition,
-                "reference": self._reference_key if name.startswith("quality") else "",
-                "cpu": [document["host"]["cpu"], document["host"]["cpus"]],
-            }
-        )
-
-    def _all_rows_known(self) -> bool:
-        """Whether no row needs the stored log-probabilities any more."""
-        units = [(f"quality {config.label}", config, self._row_command(config)) for config in self.settings.configs]
-        units.append(("quality noise floor", NOISE_FLOOR, self._floor_command()))
-        return all(self._record.get(self._key(*unit)) for unit in units)
-
-    def _unit(
-        self,
-        name: str,
-        config: KVConfig,
-        argv: Sequence[str],
-        log: Path,
-        has_result: Callable[[str], bool],
-        reader: Callable[[], runner.OnOutput] | None = None,
-        again: bool = False,
-    ) -> runner.Result:
-        """A run out of the record, or else a new one, which goes there when it ended well. again: in any case anew."""
-        key = self._key(name, config, argv)
-        known = self._record.get(key)
-        if known is not None and not again:
-            return known
-        done = run_until(has_result, argv, log, reader)
-        if done.returncode == 0 and has_result(done.output):
-            self._record.add(name, key, done)
-        return done
-
     def _probe(self, config: KVConfig, row: dict[str, Any], share: OnShare) -> None:
         """Loads the model with the row's cache: before the long runs it shows what cannot work."""
         s = self.settings
-        argv = perplexity.probe_command(s.bin_dir, s.model.path, config, ctx=s.ctx, threads=s.threads, flash_attn=True)
+        argv = perplexity.probe_command(
+            s.bin_dir, s.model.path, config, ctx=max(s.contexts), threads=s.threads, flash_attn=True
+        )
         argv += s.placement
-        log = self.store.log(f"load-{config.slug}")
-        done = self._unit(f"load {config.label}", config, argv, log, lambda output: bool(kv_log.parse_contexts(output)))
+        log, name = self.store.log(f"load-{config.slug}"), f"load {config.label}"
+        key = self._units.key(name, config, argv)
+        done = self._units.run(name, key, argv, log, lambda output: bool(kv_log.parse_contexts(output)))
         row["commands"].append(argv)
         contexts = kv_log.parse_contexts(done.output)
         if done.returncode != 0 or not contexts:
@@ -215,145 +147,7 @@ class Comparison:
                 f"{s.model.path.name} does not load with cache type {config.label}: {why(done)};"
                 f" choose others with --types; log: {log}"
             )
-        self._take_report(config, row, contexts[-1])
-
-    def _problems(self, config: KVConfig, reports: list[kv_log.KVReport]) -> list[str]:
-        """How a row's run differs from what was asked for: its cache, and where that is."""
-        found = kv_log.problems(config, True, reports)
-        if self.settings.gpu_layers and any(set(report.devices) <= {"CPU"} for report in reports):
-            found.append(
-                f"{self.settings.gpu_layers} layers were asked onto a GPU, and the cache was in the CPU's memory: is it"
-                f" a GPU build, and does the driver see the device? `turbokv-eval doctor` tells"
-            )
-        return found
-
-    def _take_report(self, config: KVConfig, row: dict[str, Any], report: kv_log.KVReport) -> None:
-        row["errors"] += self._problems(config, [report])
-        row["kv"] = report.as_dict()
-        bits = kv_log.bits_per_value(report, self.settings.model)
-        row["bits_per_value"] = None if bits is None else round(bits, 4)
-        logged = kv_log.logged_bits(report)
-        if bits is not None and logged is not None and abs(bits / logged - 1) > _BITS_TOLERANCE:
-            row["errors"].append(f"the run reports {logged:.3f} bits a value, but its bytes make {bits:.3f}")
-
-    def _reference(self, share: OnShare) -> None:
-        s = self.settings
-        assert s.text is not None
-        # Never more chunks than the text can have: a token is at least a byte.
-        chunks = min(s.chunks, s.text.stat().st_size // s.ctx)
-        self.store.need(
-            perplexity.reference_bytes(s.ctx, chunks, s.model.n_vocab),
-            "the reference (its log-probabilities, deleted later)",
-        )
-        self._reference_key = self._key("reference", REFERENCE, [str(s.ctx), str(s.chunks), str(s.threads)])
-        self.store.reference = self.store.folder / f"reference-logits-{self._reference_key[:16]}.tmp"
-        argv = perplexity.reference_command(
-            s.bin_dir,
-            s.model.path,
-            s.text,
-            REFERENCE,
-            ctx=s.ctx,
-            chunks=s.chunks,
-            threads=s.threads,
-            store=self.store.reference,
-        )
-        argv += s.placement
-        log = self.store.log("reference")
-        done = self._unit(
-            "reference",
-            REFERENCE,
-            argv,
-            log,
-            lambda output: bool(perplexity.parse_reference(output, s.ctx) or perplexity.too_short(output)),
-            lambda: ChunkReader(s.chunks, share),
-            again=not self.store.reference.is_file() and not self._all_rows_known(),
-        )
-        if short := perplexity.too_short(done.output):
-            raise BadInput(
-                f"the text {s.text} is too short: it has {short[1]} tokens, and two contexts of {s.ctx} make {short[0]}"
-                f"; give a longer one with -f or a smaller --ctx"
-            )
-        result = perplexity.parse_reference(done.output, s.ctx)
-        if done.returncode != 0 or result is None:
-            raise CheckFailed(f"the reference run failed: {why(done)}; log: {log}")
-        contexts = kv_log.parse_contexts(done.output)
-        if wrong := kv_log.problems(REFERENCE, False, contexts[-1:]):
-            raise CheckFailed(f"the reference run is not what was asked: {'; '.join(wrong)}; log: {log}")
-        if self.store.reference.is_file() or not self._all_rows_known():
-            check_reference_file(self.store.reference)
-        preflight.check_values(s.ctx, result.chunks)
-        if result.chunks < s.chunks:
-            self._note(f"the text has only {result.chunks} chunks of the {s.chunks} that were asked for")
-        self._reference_chunks = result.chunks
-        self.document["reference"] = {
-            "type": REFERENCE.label,
-            "flash_attn": False,
-            "kv": contexts[-1].as_dict(),
-            "command": argv,
-            "seconds": round(done.seconds, 1),
-            **asdict(result),
-        }
-
-    def _noise_floor(self, share: OnShare) -> None:
-        """The reference again, by another way; without it, where keys cannot be conditioned, there is a note."""
-        argv = self._floor_command()
-        done = self._unit(
-            "quality noise floor",
-            NOISE_FLOOR,
-            argv,
-            self.store.log("noise-floor"),
-            perplexity.has_statistics,
-            lambda: ChunkReader(self._reference_chunks, share),
-        )
-        contexts = kv_log.parse_contexts(done.output)[-1:]
-        wrong = [f"it failed ({why(done)})"] if done.returncode else kv_log.problems(NOISE_FLOOR, False, contexts)
-        try:
-            result = None if wrong else perplexity.parse_quality(done.output, self.settings.ctx)
-        except CheckFailed as e:
-            wrong.append(e.message)
-        if wrong or result is None:
-            self._note(f"the noise floor was not measured: {'; '.join(wrong)}")
-            return
-        self.document["noise_floor"] = {
-            "label": "noise floor",
-            "kv": contexts[0].as_dict(),
-            "command": argv,
-            "quality": {**asdict(result), "seconds": round(done.seconds, 1)},
-        }
-
-    def _quality(self, config: KVConfig, row: dict[str, Any], share: OnShare) -> None:
-        if row["errors"]:
-            return
-        s = self.settings
-        argv = self._row_command(config)
-        log = self.store.log(f"quality-{config.slug}")
-        done = self._unit(
-            f"quality {config.label}",
-            config,
-            argv,
-            log,
-            perplexity.has_statistics,
-            lambda: ChunkReader(self._reference_chunks, share),
-        )
-        row["commands"].append(argv)
-        if done.returncode != 0:
-            row["errors"].append(f"{perplexity.PROGRAM} failed: {why(done)}")
-            return
-        contexts = kv_log.parse_contexts(done.output)[-1:]
-        wrong = self._problems(config, contexts)
-        try:
-            result = perplexity.parse_quality(done.output, s.ctx)
-        except CheckFailed as e:
-            wrong.append(e.message)
-        else:
-            if result.chunks != self._reference_chunks:
-                wrong.append(f"it ran {result.chunks} chunks, the reference {self._reference_chunks}")
-        row["errors"] += wrong
-        if not wrong:
-            self._take_report(config, row, contexts[0])
-            row["quality"] = {**asdict(result), "seconds": round(done.seconds, 1)}
-            row["rss_bytes"] = done.peak_rss or None
-            row["chunks"] = chunk_statistics.of_run(done.output)
+        row_checks.take_report(s, config, row, contexts[-1])
 
     def _speed(self, config: KVConfig, row: dict[str, Any], depth: int, number: int, share: OnShare) -> None:
         if row["errors"]:
@@ -361,19 +155,15 @@ class Comparison:
         s = self.settings
         argv = bench.command(s.bin_dir, s.model.path, config, depth=depth, repetitions=s.repetitions, threads=s.threads)
         argv += s.placement
-        done = self._unit(
-            f"speed at depth {depth}, round {number}, {config.label}",
-            config,
-            argv,
-            self.store.log(f"speed-{depth}-round{number}-{config.slug}"),
-            lambda _: True,
-        )
+        name = f"speed at depth {depth}, round {number}, {config.label}"
+        log = self.store.log(f"speed-{depth}-round{number}-{config.slug}")
+        done = self._units.run(name, self._units.key(name, config, argv), argv, log, lambda _: True)
         if number == 1:
             row["commands"].append(argv)
         if done.returncode != 0:
             row["errors"].append(f"{bench.PROGRAM} failed at depth {depth}: {why(done)}")
             return
-        wrong = self._problems(config, kv_log.parse_contexts(done.stderr))
+        wrong = row_checks.problems(s, config, kv_log.parse_contexts(done.stderr))
         try:
             found = bench.parse(done.stdout)
         except CheckFailed as e:
@@ -405,30 +195,10 @@ class Comparison:
         if s.speed and load is not None and load > 0.5 * cpus:
             self._note(f"the machine was busy at the start (load {load} on {cpus} processors): speeds may be too low")
         longest = max(
-            [s.ctx if s.quality else 0, *(depth + bench.N_PROMPT for depth in s.depths if s.speed)], default=0
+            [*(s.contexts if s.quality else ()), *(depth + bench.N_PROMPT for depth in s.depths if s.speed)], default=0
         )
         if 0 < s.model.n_ctx_train < longest:
             self._note(f"the model was trained on {s.model.n_ctx_train} tokens of context, fewer than {longest}")
-
-    def _judge_twins(self) -> None:
-        """Two rows with the same numbers to the last digit ran the same cache.
-
-        Where the runs report the same cache, that is a note (`turbo3` and `turbo3@on`). Where they report different
-        ones, an option did nothing, and neither row can be believed.
-        """
-        seen: dict[tuple[float, ...], dict[str, Any]] = {}
-        for row in self.document["rows"]:
-            if not (quality := row["quality"]):
-                continue
-            key = tuple(quality[name] for name in ("ppl", "kld_mean", "kld_max", "kld_p999", "rms_dp"))
-            other = seen.setdefault(key, row)
-            if other is row:
-                continue
-            if other["kv"] == row["kv"]:
-                self._note(f"{other['label']} and {row['label']} are the same cache and gave identical numbers")
-                continue
-            for one, two in ((other, row), (row, other)):
-                one["errors"].append(f"its numbers are identical to those of {two['label']}, another cache")
 
 
 def _bind(method: Callable[..., None], *args: Any) -> Callable[[OnShare], None]:

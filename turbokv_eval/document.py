@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from turbokv_eval import bench, perplexity, provenance
+from turbokv_eval import bench, chunk_statistics, perplexity, provenance
 from turbokv_eval.assets import sha256_file
 from turbokv_eval.settings import Settings
 
 # A change of meaning of any field is a new number.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
         "command": list(command),
         "settings": {
             "types": [config.label for config in settings.configs],
-            "ctx": settings.ctx,
+            "contexts": list(settings.contexts),
             "chunks": settings.chunks,
             "threads": settings.threads,
             "depths": list(settings.depths),
@@ -50,36 +50,34 @@ def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
             "key_length": model.key_length,
             "value_length": model.value_length,
         },
-        "text": None
-        if settings.text is None
-        else {
-            "path": str(settings.text),
-            "file": settings.text.name,
-            "bytes": settings.text.stat().st_size,
-            "sha256": sha256_file(settings.text),
-        },
+        "texts": [
+            {"path": str(text), "file": text.name, "bytes": text.stat().st_size, "sha256": sha256_file(text)}
+            for text in settings.texts
+        ],
         "build": provenance.build(settings.bin_dir, perplexity.PROGRAM),
-        "statistics": None,
+        "family": [list(pair) for pair in chunk_statistics.family([config.label for config in settings.configs])],
         "recommendation": None,
         "host": provenance.host(),
         "versions": provenance.versions(),
-        "reference": None,
-        "noise_floor": None,
         "notes": [],
+        "evaluations": [
+            {"text": text, "ctx": ctx, "reference": None, "noise_floor": None, "differences": []}
+            for text, ctx in settings.evaluations
+        ],
         "rows": [
             {
                 "label": config.label,
                 "k": config.k,
                 "v": config.v,
                 "condition": config.condition or "auto",
+                "layers": config.layers,
                 "status": "pending",
                 "errors": [],
                 "kv": None,
                 "bits_per_value": None,
-                "quality": None,
+                "quality": [],
                 "speed": [],
                 "rss_bytes": None,
-                "chunks": None,
                 "commands": [],
             }
             for config in settings.configs

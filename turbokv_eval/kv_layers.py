@@ -5,10 +5,9 @@ A rule names layers and a type, or a K and a V type; a later rule wins. Layers c
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from turbokv_eval.errors import BadInput
-from turbokv_eval.types import KVConfig
 
 _EXAMPLE = "write for example '0-1,-1:q8_0'"
 
@@ -22,18 +21,18 @@ class Rule:
     v: str
 
 
-def parse(text: str, known: Collection[str]) -> tuple[Rule, ...]:
-    """The rules in `text`; none in an empty one. known: names of types. Raises BadInput."""
+def parse(text: str, known: Collection[str] | None = None) -> tuple[Rule, ...]:
+    """The rules in `text`; none in an empty one. known: names of types; None: any. Raises BadInput."""
     return tuple(_rule(part, known) for part in text.split(";")) if text else ()
 
 
-def _rule(text: str, known: Collection[str]) -> Rule:
+def _rule(text: str, known: Collection[str] | None) -> Rule:
     layers, colon, types = text.partition(":")
     names = types.split("/")
     if not colon or not layers or len(names) > 2:
         raise BadInput(f"{text!r} is no rule for layers: {_EXAMPLE}")
     for name in names:
-        if name not in known:
+        if known is not None and name not in known:
             raise BadInput(f"unknown cache type {name!r} in {text!r}: {', '.join(known)} are known")
     ranges = []
     for part in layers.split(","):
@@ -56,9 +55,9 @@ def check(rules: Sequence[Rule], n_layer: int) -> None:
                 raise BadInput(f"the range {first}-{last} is empty in a model of {n_layer} layers")
 
 
-def apply(rules: Sequence[Rule], config: KVConfig, layer: int, n_layer: int) -> KVConfig:
-    """The types of one layer."""
+def apply(rules: Sequence[Rule], k: str, v: str, layer: int, n_layer: int) -> tuple[str, str]:
+    """The K and V types of one layer, where `k` and `v` are those of layers without a rule."""
     for rule in rules:
         if any(first % n_layer <= layer <= last % n_layer for first, last in rule.ranges):
-            config = replace(config, k=rule.k, v=rule.v)
-    return config
+            k, v = rule.k, rule.v
+    return k, v

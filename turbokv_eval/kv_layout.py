@@ -5,8 +5,9 @@ llama.cpp/UPSTREAM names. What an architecture does of its own is in `kv_archs`.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from turbokv_eval import kv_archs
+from turbokv_eval import gguf_meta, kv_archs
 from turbokv_eval.errors import BadInput
 from turbokv_eval.gguf_meta import Metadata
 
@@ -76,6 +77,11 @@ class Layout:
     def turbo_refused(self) -> bool:
         """Whether the fork refuses turbo types for this architecture, by its name."""
         return self.arch in kv_archs.READS_CACHE_ELSEWHERE
+
+
+def layer_count(model: Path) -> int:
+    """Layers that --kv-layers counts. Raises BadInput as `read_layout`."""
+    return read_layout(gguf_meta.read(model)).n_layer
 
 
 def read_layout(meta: Metadata) -> Layout:

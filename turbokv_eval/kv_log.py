@@ -1,9 +1,10 @@
-"""Reads back from a run's own log which cache it really made: types, sizes, flash attention, rotation."""
+"""Reads back from a run's own log which cache it really made: types, sizes, flash attention, rotation, conditioning."""
 
 import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from turbokv_eval import kv_layers
 from turbokv_eval.gguf_info import ModelInfo
 from turbokv_eval.types import KVConfig, is_type
 
@@ -18,12 +19,14 @@ _LAYERS = re.compile(
     r"kv cache layers \((?P<kind>[^)]+)\): (?P<layers>\d+),"
     r" K (?P<k_type>\w+) x (?P<k_dim>\d+), (?P<k_bits>[\d.]+) bits/value, (?P<k_mib>[\d.]+) MiB,"
     r" V (?:(?P<v_type>\w+) x (?P<v_dim>\d+), (?P<v_bits>[\d.]+) bits/value, (?P<v_mib>[\d.]+) MiB|view of K)"
-    r"(?P<rotated>, rotated[^,\n]*)?(?P<conditioned>, K conditioned)?"
+    r"(?P<rotated>, rotated[^,\n]*)?(?P<conditioned>, K conditioned)?(?:, layers (?P<members>[\d,-]+))?"
 )
 _BUFFER = re.compile(r"(\S+) KV buffer size = +([\d.]+) MiB")
 # Printed by the fork only: the operations on the cache that its device has no kernels for.
 _FALLBACK = re.compile(r"turbo operations fall back: ([^;\n]+); the cache is on (\S+),")
 _FLASH = re.compile(r"flash_attn += (\w+)")
+# What the library decided; before the context that it decided it for.
+_CONDITIONING = re.compile(r"key conditioning: (?:.*, (?=\d+ layers, ))?(off, .*|\d+ layers, keys are .*)")
 # The head dimension is not above 0 where layers differ in it, which llama.cpp does not rotate.
 _ROTATION = re.compile(r"attn_rot_([kv]) = (\d+), n_embd_head_k_all = (-?\d+)")
 
@@ -43,7 +46,11 @@ class Cache:
 
 @dataclass(frozen=True)
 class LayerKind:
-    """Layers that resolved to the same types. dim: values in a head. v_* are None where V is a view of K."""
+    """Layers that resolved to the same types.
+
+    dim: values in a head. v_* are None where V is a view of K. members: which layers, where they have types of their
+    own, as `0-1,29`; else empty.
+    """
 
     kind: str
     layers: int
@@ -57,6 +64,7 @@ class LayerKind:
     v_mib: float | None
     rotated: bool
     conditioned: bool
+    members: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class KVReport:
     flash_attn:  `enabled`, `disabled` or `auto`, or empty when the log does not say.
     fallback:    which operations on the cache run on another device than its own, or empty.
     rotation:    upstream's own rotation, of K and V, over all caches; None where there is none or it is not said.
+    conditioning: what the library said of it, `off, REASON` or how keys are; empty where it says nothing.
     """
 
     flash_attn: str
@@ -77,6 +86,7 @@ class KVReport:
     rotation: dict[str, bool | None] = field(default_factory=dict)
     devices: tuple[str, ...] = ()
     fallback: str = ""
+    conditioning: str = ""
 
     @property
     def conditioned(self) -> bool:
@@ -98,12 +108,13 @@ class KVReport:
 
 def parse_contexts(log: str) -> list[KVReport]:
     """Every context that the log tells of, in order, but not the dry runs that only estimate memory."""
-    sections = log.split("constructing llama_context")[1:]
-    reports = [_parse(section) for section in sections]
+    before, *sections = log.split("constructing llama_context")
+    said = [_CONDITIONING.findall(section) for section in (before, *sections[:-1])]
+    reports = [_parse(section, (lines or [""])[-1]) for section, lines in zip(sections, said, strict=False)]
     return [report for report in reports if report.caches and (report.buffers_mib > 0 or report.mib == 0)]
 
 
-def _parse(section: str) -> KVReport:
+def _parse(section: str, conditioning: str) -> KVReport:
     flash = _FLASH.search(section)
     fallback = _FALLBACK.search(section)
     rotation: dict[str, bool | None] = {}
@@ -136,6 +147,7 @@ def _parse(section: str) -> KVReport:
             v_mib=float(m["v_mib"]) if m["v_mib"] else None,
             rotated=m["rotated"] is not None,
             conditioned=m["conditioned"] is not None,
+            members=m["members"] or "",
         )
         for m in _LAYERS.finditer(section)
     )
@@ -147,25 +159,23 @@ def _parse(section: str) -> KVReport:
         kinds=kinds,
         rotation=rotation,
         fallback=f"{fallback[1]}, the cache is on {fallback[2]}" if fallback else "",
+        conditioning=conditioning,
     )
 
 
-def problems(config: KVConfig, flash_attn: bool, reports: list[KVReport]) -> list[str]:
-    """How what ran differs from what was asked for; empty when it does not."""
+def problems(config: KVConfig, flash_attn: bool, reports: list[KVReport], n_layer: int = 0) -> list[str]:
+    """How what ran differs from what was asked for; empty when it does not.
+
+    n_layer: layers of the model, which types of single layers are counted by.
+    """
     if not reports:
         return ["the run did not report its KV cache, so its types cannot be checked"]
     found: list[str] = []
     for report in reports:
-        used = {("K", cache.k_type) for cache in report.caches} | {("V", cache.v_type) for cache in report.caches}
-        used |= {("K", kind.k_type) for kind in report.kinds}
-        used |= {("V", kind.v_type) for kind in report.kinds if kind.v_type is not None}
-        for side, reported in sorted(used):
-            asked = config.k if side == "K" else config.v
-            if not is_type(asked, reported):
-                found.append(f"{side} was {reported}, not {asked}")
-        # without these lines the build is not the fork, and has nothing that could condition
-        if report.kinds and config.conditioned not in (None, report.conditioned):
-            found.append(f"keys were {'' if report.conditioned else 'not '}conditioned, unlike what was asked")
+        found += [
+            f"{side} was {reported}, not {asked}" for side, asked, reported in _other_types(config, report, n_layer)
+        ]
+        found += _conditioned_unlike(config, report)
         found += [f"{side} was not rotated: its error is larger than it has to be" for side in _unrotated(report)]
         if report.fallback:
             found.append(f"{report.fallback}: use -ngl 0, or a build that has these kernels")
@@ -173,6 +183,51 @@ def problems(config: KVConfig, flash_attn: bool, reports: list[KVReport]) -> lis
         if report.flash_attn != want:
             found.append(f"flash attention was {report.flash_attn or 'not reported'}, not {want}")
     return list(dict.fromkeys(found))
+
+
+def _other_types(config: KVConfig, report: KVReport, n_layer: int) -> list[tuple[str, str, str]]:
+    """(side, type asked for, type reported) of every difference."""
+    # A cache's own line names the types that were asked for all layers.
+    pairs = [("K", config.k, cache.k_type) for cache in report.caches]
+    pairs += [("V", config.v, cache.v_type) for cache in report.caches]
+    for kind in report.kinds:
+        layers = _numbers(kind.members)
+        if config.layers and not layers:
+            pairs.append(("each layer's type", config.layers, "not reported"))
+        asked = {kv_layers.apply(config.rules, config.k, config.v, layer, n_layer) for layer in layers}
+        for k, v in sorted(asked) or [(config.k, config.v)]:
+            pairs += [("K", k, kind.k_type)] + ([("V", v, kind.v_type)] if kind.v_type is not None else [])
+    return [pair for pair in sorted(set(pairs)) if not is_type(pair[1], pair[2])]
+
+
+def _numbers(members: str) -> list[int]:
+    """The layers in `0-1,29`."""
+    ends = [part.split("-") for part in members.split(",") if part]
+    return [number for part in ends for number in range(int(part[0]), int(part[-1]) + 1)]
+
+
+# Why `auto` may leave turbo keys plain, in the words of llama-kv-condition.cpp.
+_MAY_BE_PLAIN = (
+    "values are a view of the keys",
+    "encoder-decoder models are not measured",
+    "architecture ",
+    "the model caches no keys",
+)
+
+
+def _conditioned_unlike(config: KVConfig, report: KVReport) -> list[str]:
+    """How the keys were conditioned unlike what was asked; nothing where the build has nothing to condition with."""
+    if not report.kinds:
+        return []
+    if config.conditioned is not None:
+        wrong = config.conditioned != report.conditioned
+        said = "" if report.conditioned else "not "
+        return [f"keys were {said}conditioned, unlike what was asked"] if wrong else []
+    plain = any(kind.k_type.startswith("turbo") and not kind.conditioned for kind in report.kinds)
+    off, _, reason = report.conditioning.partition("off, ")
+    if not plain or (not off and reason.startswith(_MAY_BE_PLAIN)):
+        return []
+    return [f"turbo keys were not conditioned under auto ({reason or 'the run gives no reason'}); @off asks for that"]
 
 
 # Exact enough that nothing rotates them.

@@ -5,7 +5,7 @@ with a sliding window has no more cells than the window and one batch need.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -176,12 +176,16 @@ def cache_bytes(layout: Layout, config: KVConfig, shape: Shape, rules: Sequence[
     """What llama.cpp allocates for this model, with flash attention on (off, it pads V of unlike layers).
 
     Not counted: the vectors of rotation and conditioning, at most 24 bytes for each channel of each layer.
-    rules: types of single layers (--kv-layers), before those of `config`.
+    rules: types of single layers (--kv-layers), before those of `config`, whose own rules come last.
     Raises BadInput, with the reason, for types that the model cannot have.
     """
+    rules = (*rules, *kv_layers.parse(config.layers, KNOWN))
     kv_layers.check(rules, layout.n_layer)
     refuse(layout, config)
-    configs = [kv_layers.apply(rules, config, layer.index, layout.n_layer) for layer in layout.layers]
+    configs = []
+    for layer in layout.layers:
+        k, v = kv_layers.apply(rules, config.k, config.v, layer.index, layout.n_layer)
+        configs.append(replace(config, k=k, v=v))
     for own in set(configs):
         refuse(layout, own, by_rule=own != config)
     window = shape.window_cells(layout.window) * shape.streams if layout.window else 0

@@ -7,6 +7,9 @@ from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 RESAMPLES = 2000
+# With 4 values of a gamma distribution the interval is twice as wide as Student's, and 7 times in a tenth of samples,
+# because some resamples hardly vary; with 8 it is a tenth wider.
+MIN_VALUES = 8
 
 Series = NDArray[np.float64]
 
@@ -28,10 +31,10 @@ def interval(values: Series, *, confidence: float = CONFIDENCE, seed: int = 0) -
     """Bootstrap-t interval of the mean of `values`, shape (n,); for a paired difference, of the differences.
 
     Studentised (Efron and Tibshirani, An Introduction to the Bootstrap, section 12.5): percentiles of plain resampled
-    means are too narrow for a dozen chunks. None below 4 values.
+    means are too narrow for a dozen chunks. None below MIN_VALUES.
     """
     n = len(values)
-    if n < 4:
+    if n < MIN_VALUES:
         return None
     mean, error = float(values.mean()), float(values.std(ddof=1)) / n**0.5
     if error == 0.0:

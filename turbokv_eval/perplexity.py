@@ -30,7 +30,8 @@ class Reference:
 class Quality:
     """One row against the reference, over `values` scored tokens. `_err` is the standard error that the run prints.
 
-    KL divergences in nats. same_top, rms_dp: percent. ln_ratio: ln(PPL / PPL of the stored reference).
+    KL divergences in nats. same_top, rms_dp: percent. ln_ratio: ln(PPL / PPL of the stored reference); dppl: PPL less
+    that of the stored reference.
     """
 
     chunks: int
@@ -41,6 +42,8 @@ class Quality:
     ppl_base_err: float
     ln_ratio: float
     ln_ratio_err: float
+    dppl: float
+    dppl_err: float
     kld_mean: float
     kld_err: float
     kld_median: float
@@ -58,6 +61,7 @@ _PATTERNS: dict[tuple[str, ...], str] = {
     ("ppl", "ppl_err"): rf"Mean PPL\(Q\) +: +{_PAIR}",
     ("ppl_base", "ppl_base_err"): rf"Mean PPL\(base\) +: +{_PAIR}",
     ("ln_ratio", "ln_ratio_err"): rf"Mean ln\(PPL\(Q\)/PPL\(base\)\) +: +{_PAIR}",
+    ("dppl", "dppl_err"): rf"Mean PPL\(Q\)-PPL\(base\) +: +{_PAIR}",
     ("kld_mean", "kld_err"): rf"Mean +KLD: +{_PAIR}",
     ("kld_max",): rf"Maximum KLD: +{_NUMBER}",
     ("kld_p999",): rf"99\.9% +KLD: +{_NUMBER}",

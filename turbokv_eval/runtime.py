@@ -23,6 +23,7 @@ from gguf import GGMLQuantizationType
 
 from turbokv_eval import build, kv_log, memory
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
+from turbokv_eval.kv_layout import layer_count
 from turbokv_eval.reference.types import by_name
 from turbokv_eval.types import KVConfig, parse_types
 
@@ -30,6 +31,7 @@ Spec = str | Mapping[str, Any] | KVConfig
 
 LIBRARY_VARIABLE = "LLAMA_CPP_LIB_PATH"
 CONDITION_VARIABLE = "LLAMA_KV_CONDITION"
+LAYERS_VARIABLE = "LLAMA_KV_LAYERS"
 
 _FLOATS = ("f32", "f16", "bf16")
 # Names that a cache type goes by in the programs' options and in their users' settings.
@@ -84,8 +86,9 @@ def type_id(name: str) -> int:
 def parse(spec: Spec) -> tuple[KVConfig, dict[str, Any]]:
     """A cache from a friendly string, JSON text or a mapping; and the mapping's other arguments, as they are.
 
-    Strings: `turbo3`, `q8_0/turbo3`, `turbo3@off`, or a JSON object. Keys of an object: cache_type_k and cache_type_v
-    (type_k, ctk and so on; - for _ is allowed), kv_condition. A side that is not said is f16. Raises BadInput.
+    Strings: `turbo3`, `q8_0/turbo3`, `turbo3+0-1:q8_0`, `turbo3@off`, or a JSON object. Keys of an object:
+    cache_type_k and cache_type_v (type_k, ctk and so on; - for _ is allowed), kv_condition. A side that is not said is
+    f16. Raises BadInput.
     """
     if isinstance(spec, KVConfig):
         return spec, {}
@@ -141,7 +144,8 @@ def llama_kwargs(spec: Spec) -> dict[str, Any]:
     """Arguments for llama_cpp.Llama: type_k, type_v, flash_attn, and what else a mapping holds.
 
     Flash attention is on for every quantised V, which needs it, and every turbo type, whose fast kernels are there.
-    Conditioning is no argument of Llama: `load` sets it, else set LLAMA_KV_CONDITION before the library is used.
+    Conditioning and types of single layers are no arguments of Llama: `load` sets them, else set LLAMA_KV_CONDITION and
+    LLAMA_KV_LAYERS before the library is used.
     Raises BadInput, also for a flash_attn=False that contradicts V.
     """
     config, rest = parse(spec)
@@ -199,10 +203,11 @@ def load(model: Path | str, spec: Spec, *, bin_dir: Path | None = None, **llama_
         )
     _check_arguments(llama_cpp.Llama, {*rest, *llama_args})
     lines: list[str] = []
-    with _condition(config.condition):
+    with _environment(**{CONDITION_VARIABLE: config.condition, LAYERS_VARIABLE: config.layers}):
         llama = _logged(llama_cpp, lines, str(model), kwargs)
     reports = kv_log.parse_contexts("".join(lines))
-    if wrong := kv_log.problems(config, bool(kwargs.get("flash_attn")), reports):
+    n_layer = layer_count(Path(model)) if config.layers else 0
+    if wrong := kv_log.problems(config, bool(kwargs.get("flash_attn")), reports, n_layer):
         llama.close()
         raise CheckFailed(f"the cache is not what was asked for: {'; '.join(wrong)}")
     return Loaded(llama, config, reports[-1])
@@ -224,24 +229,24 @@ def _check_arguments(llama: Any, names: set[str]) -> None:
             )
 
 
-class _condition:
-    """Sets how keys are conditioned while a model is loaded; nothing where it was not said."""
+class _environment:
+    """Sets variables while a model is loaded; one with an empty value stays as it is."""
 
-    def __init__(self, setting: str) -> None:
-        self._setting = setting
-        self._before: str | None = None
+    def __init__(self, **settings: str) -> None:
+        self._settings = {name: value for name, value in settings.items() if value}
+        self._before: dict[str, str | None] = {}
 
     def __enter__(self) -> None:
-        if self._setting:
-            self._before = os.environ.get(CONDITION_VARIABLE)
-            os.environ[CONDITION_VARIABLE] = self._setting
+        for name, value in self._settings.items():
+            self._before[name] = os.environ.get(name)
+            os.environ[name] = value
 
     def __exit__(self, *_: object) -> None:
-        if self._setting:
-            if self._before is None:
-                os.environ.pop(CONDITION_VARIABLE, None)
+        for name, before in self._before.items():
+            if before is None:
+                os.environ.pop(name, None)
             else:
-                os.environ[CONDITION_VARIABLE] = self._before
+                os.environ[name] = before
 
 
 def _logged(llama_cpp: Any, lines: list[str], model: str, kwargs: dict[str, Any]) -> Any:

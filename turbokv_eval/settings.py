@@ -15,19 +15,21 @@ _ROUNDS = 3
 class Settings:
     """What to compare.
 
-    text:   None when quality is not asked for.
+    texts:  none when quality is not asked for.
+    contexts: tokens of a chunk; every text is scored at every context.
     depths: tokens in the cache before a speed test.
     max_kld, budget: limits of the recommendation, in nats and bytes.
     rounds: None for the default of each depth.
     model_sha256: what the model must have; None: anything.
+    n_layer: layers of the model that types of single layers count by; 0 when no row has such.
     gpu_layers: as `-ngl`; None: the programs decide. Above 0, a cache that is only in the CPU's memory fails its row.
     """
 
     configs: tuple[KVConfig, ...]
     model: ModelInfo
-    text: Path | None
+    texts: tuple[Path, ...]
     bin_dir: Path
-    ctx: int = 512
+    contexts: tuple[int, ...] = (512,)
     chunks: int = 12
     threads: int = 1
     depths: tuple[int, ...] = (0, 4096)
@@ -39,11 +41,17 @@ class Settings:
     budget: int | None = None
     gpu_layers: int | None = None
     model_sha256: str | None = None
+    n_layer: int = 0
 
     @property
     def placement(self) -> list[str]:
         """Where the layers go: arguments that every program takes."""
         return [] if self.gpu_layers is None else ["-ngl", str(self.gpu_layers)]
+
+    @property
+    def evaluations(self) -> list[tuple[int, int]]:
+        """(number of the text, context) of every measurement of quality, in the order in which they are made."""
+        return [(text, ctx) for text in range(len(self.texts)) for ctx in self.contexts] if self.quality else []
 
     def rounds_at(self, depth: int) -> int:
         return self.rounds or (_ROUNDS if depth <= _DEEP else 1)

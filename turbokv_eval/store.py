@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from turbokv_eval.attempts import is_whole
 from turbokv_eval.errors import BadInput, MachineCannot
 
 try:
@@ -29,9 +30,12 @@ class Store:
         self.table = folder / "compare.txt"
         self.logs = folder / "logs"
         self.record = folder / "units.jsonl"
-        self.reference = folder / "reference-logits.tmp"
-        # Set when the run is to be taken up again, which needs the reference.
-        self.keep_reference = False
+        # Set when the run is to be taken up again, which needs its reference.
+        self.keep_references = False
+
+    def reference(self, key: str) -> Path:
+        """Where the reference of that identity stores its log-probabilities."""
+        return self.folder / f"reference-logits-{key[:16]}.tmp"
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
@@ -75,7 +79,7 @@ def _mib(size: int) -> str:
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
-    """Creates and locks the folder; deletes the temporary file at the end. Raises BadInput."""
+    """Creates and locks the folder; deletes temporary files at the end. Raises BadInput."""
     store = Store(folder)
     try:
         store.logs.mkdir(parents=True, exist_ok=True)
@@ -94,6 +98,6 @@ def opened(folder: Path) -> Iterator[Store]:
         try:
             yield store
         finally:
-            if not store.keep_reference:
-                for path in folder.glob("reference-logits*.tmp"):
+            for path in folder.glob("reference-logits*.tmp"):
+                if not store.keep_references or not is_whole(path):
                     path.unlink(missing_ok=True)

@@ -1,11 +1,20 @@
 """Prints rich tables as wide as they need to be: no cell is ever cut, on a narrow terminal or in a pipe."""
 
+from rich import box
 from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table
 
 # A terminal narrower than that, or than a table, wraps lines.
 MIN_WIDTH = 100
+
+
+def table(*headers: str) -> Table:
+    """An empty table whose cells are not cut: the first column to the left, numbers to the right."""
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for index, header in enumerate(headers):
+        found.add_column(header, justify="left" if index == 0 else "right", no_wrap=True, overflow="ignore")
+    return found
 
 
 def print_to(console: Console, rendered: Group) -> None:

@@ -58,7 +58,8 @@ def quality(run: Measured) -> list[str]:
 def storage(run: Measured) -> list[str]:
     """How the cache that was allocated differs from the one that was asked for."""
     family, sides = run.cell.family, run.cell.sides
-    config = KVConfig(family if "K" in sides else "f16", family if "V" in sides else "f16")
+    # the program leaves keys plain unless it is told otherwise
+    config = KVConfig(family if "K" in sides else "f16", family if "V" in sides else "f16", "off")
     if run.report is None or not run.report.kinds:
         return ["the run did not report its cache"]
     found = kv_log.problems(config, run.cell.flash_attn, [run.report])

@@ -76,7 +76,7 @@ def tables(run: Run) -> list[Table]:
     front = frozenset(pareto_front(front_points(run)))
     found = [_sizes(run)]
     keys = list(dict.fromkeys((quality.text, quality.ctx) for row in run.rows for quality in row.quality))
-    found += [_quality(run, text, ctx, front) for text, ctx in keys]
+    found += [_quality(run, number, text, ctx, front) for number, (text, ctx) in enumerate(keys, 1)]
     if any(row.speed for row in run.rows):
         found.append(_speed(run))
     return found
@@ -106,6 +106,7 @@ def _sizes(run: Run) -> Table:
 # name of a quality number, head of its column, digits
 _COLUMNS = (
     ("ppl", "perplexity", 2),
+    ("dppl", "less reference", 2),
     ("kld_mean", "mean KLD", 4),
     ("kld_median", "median", 4),
     ("kld_p99", "99%", 3),
@@ -117,32 +118,45 @@ _COLUMNS = (
 )
 
 
-def _quality(run: Run, text: str, ctx: int, front: frozenset[str]) -> Table:
+def _quality(run: Run, number: int, text: str, ctx: int, front: frozenset[str]) -> Table:
     at: dict[str, Quality | None] = {
         row.label: next((q for q in row.quality if (q.text, q.ctx) == (text, ctx)), None) for row in run.rows
     }
     present = [
         column for column in _COLUMNS if any(quality and column[0] in quality.numbers for quality in at.values())
     ]
-    rows = [
-        [label, *(_measured(quality.numbers.get(name) if quality else None, digits) for name, _, digits in present)]
-        for label, quality in at.items()
-    ]
+    heads = ["cache K/V", *(head for _, head, _ in present)]
+    rows = [[label, *(_cell(quality, name, digits) for name, _, digits in present)] for label, quality in at.items()]
+    if any(quality and quality.alike for quality in at.values()):
+        heads.append("not told apart from")
+        for cells, quality in zip(rows, at.values(), strict=True):
+            cells.append(f"~ {', '.join(quality.alike)}" if quality and quality.alike else "")
     chunks = max((quality.chunks for quality in at.values() if quality), default=0)
     return Table(
-        f"quality-{ctx}",
+        f"quality-{number}",
         f"Quality: {text or 'text'}, {chunks} chunks of {ctx} tokens",
-        ["cache K/V", *(head for _, head, _ in present)],
+        heads,
         rows,
-        f"Against {_article(run.reference or 'a reference')}. KLD in nats; ± is half a 95% interval. "
+        f"Against {_article(run.reference or 'a reference')}. KLD in nats; ± is half a 95% interval, of"
+        " perplexity paired with the reference. "
         + (
-            f"Noise floor: rounding alone gives a mean KLD of {run.noise_floor:.4f}, a smaller one means nothing. "
-            if run.noise_floor is not None
+            f"Noise floor: rounding alone gives a mean KLD of {floor:.4f}, a smaller one means nothing. "
+            if (floor := run.noise_floors.get((text, ctx))) is not None
             else ""
         )
+        + "~: no difference shown, of perplexity by its interval, of mean KLD by a permutation test. "
         + "● no other type has both fewer bits and less KLD.",
         front,
     )
+
+
+def _cell(quality: Quality | None, name: str, digits: int) -> str:
+    number = quality.numbers.get(name) if quality else None
+    text = _measured(number, digits)
+    if name != "dppl" or number is None:
+        return text
+    alike = number.low is not None and number.high is not None and number.low <= 0 <= number.high
+    return f"{'+' if number.value > 0 else ''}{text}{' ~' if alike else ''}"
 
 
 def _article(noun: str) -> str:
@@ -198,16 +212,15 @@ def provenance(run: Run) -> list[tuple[str, str]]:
         if value not in (None, "", [], {}):
             found.append((name, value if isinstance(value, str) else ", ".join(map(str, _flat(value)))))
 
-    model, text = document.get("model") or {}, document.get("text") or {}
+    model, texts = document.get("model") or {}, document.get("texts") or []
     build, host = document.get("build") or {}, document.get("host") or {}
     add("status", run.status)
     add("started", document.get("started"))
     add("finished", document.get("finished"))
     add("model", model.get("path") or model.get("file"))
     add("model SHA-256", model.get("sha256"))
-    texts = text if isinstance(text, list) else [text]
-    add("text", [entry.get("path") or entry.get("file") for entry in texts if entry])
-    add("text SHA-256", [entry["sha256"] for entry in texts if entry and entry.get("sha256")])
+    add("text", [entry["path"] for entry in texts])
+    add("text SHA-256", [entry["sha256"] for entry in texts])
     add("programs", build.get("version"))
     for name, digest in (build.get("sha256") or {}).items():
         add(f"SHA-256 of {name}", digest)
