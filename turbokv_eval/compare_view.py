@@ -200,8 +200,8 @@ def text_names(document: dict[str, Any]) -> list[str]:
 def interval(quality: dict[str, Any], name: str) -> tuple[float, float]:
     """95% interval of ppl, dppl, kld_mean or same_top.
 
-    Over chunks where that was made, else from the standard error that the run prints. That of the perplexities is paired
-    with the reference: of ln(PPL / PPL of the reference).
+    Over chunks where that was made, else from the standard error that the run prints. Those of the perplexities are
+    paired with the reference: of ln(PPL / PPL of the reference).
     """
     by_chunk = (quality.get("by_chunk") or {}).get({"kld_mean": "kld_interval"}.get(name, f"{name}_interval"))
     if by_chunk:

@@ -54,7 +54,7 @@ def sizes(document: dict[str, Any], entry: dict[str, Any] | None = None) -> list
 
 def _ppl(document: dict[str, Any], entry: dict[str, Any]) -> list[Column]:
     qualities = _qualities(document, entry)
-    ends = [found and compare_view.interval(found, "dppl") for found in qualities]
+    ends = _ends(qualities, "dppl")
     same = [found is not None and found[0] <= 0 <= found[1] for found in ends]
     columns = [
         ("PPL", _numbers(qualities, "ppl", "{:.2f}".format)),
@@ -110,5 +110,9 @@ def _with_error(qualities: Sequence[dict[str, Any] | None], name: str, error: st
 
 
 def _intervals(qualities: Sequence[dict[str, Any] | None], name: str, shown: _Number) -> list[str]:
-    found = [quality and compare_view.interval(quality, name) for quality in qualities]
+    found = _ends(qualities, name)
     return ["-" if ends is None else f"{shown(ends[0])} to {shown(ends[1])}" for ends in found]
+
+
+def _ends(qualities: Sequence[dict[str, Any] | None], name: str) -> list[tuple[float, float] | None]:
+    return [None if quality is None else compare_view.interval(quality, name) for quality in qualities]

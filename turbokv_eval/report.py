@@ -208,7 +208,5 @@ def _about_quality(document: dict[str, Any]) -> Iterator[str]:
 
 
 def _interval(entries: Sequence[dict[str, Any]]) -> str:
-    few = min(entry["reference"]["chunks"] for entry in entries) < paired.MIN_VALUES
-    return (
-        f"from the same (bootstrap over chunks from {paired.MIN_VALUES} of them on)" if few else "bootstrap over chunks"
-    )
+    enough = min(entry["reference"]["chunks"] for entry in entries) >= paired.MIN_VALUES
+    return "bootstrap over chunks" if enough else f"from the same (over chunks from {paired.MIN_VALUES} chunks on)"
