@@ -18,7 +18,7 @@ LOG = """llama_context: constructing llama_context
 llama_context: flash_attn            = enabled
 llama_kv_cache:        CPU KV buffer size =     0.05 MiB
 llama_kv_cache: size =    0.05 MiB (   512 cells,   2 layers,  1/1 seqs), K (turbo3):    0.03 MiB, V (turbo3):    0.03 MiB
-kv cache layers (full): 2, K turbo3_64 x 64, 3.2500 bits/value, 0.025 MiB, V turbo3_64 x 64, 3.2500 bits/value, 0.025 MiB, rotated (turbo)
+kv cache layers (full): 2, K turbo3_64 x 64, 3.2500 bits/value, 0.025 MiB, V turbo3_64 x 64, 3.2500 bits/value, 0.025 MiB, rotated (turbo), K conditioned
 """  # noqa: E501
 
 

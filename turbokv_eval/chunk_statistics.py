@@ -18,24 +18,29 @@ def of_run(output: str, ppl_base: float) -> dict[str, Any] | None:
     ppl_base: of the reference on the same tokens, as the run prints it. The intervals of PPL and of its difference to
     ppl_base are those of the mean of ln(PPL / ppl_base), so that what makes a chunk hard for both cancels.
 
-    None when the run prints no running means; an interval is None where the chunks are too few for one.
+    None when the run prints no running means; an interval is None where the chunks are too few for one, or vary less
+    than what rounding may have made of them.
     """
     ratios, klds = perplexity.running_means(output)
     if not klds:
         return None
     kld, error = paired.per_chunk(klds, 5)
     ratio, _ = paired.per_chunk(ratios, 5)
-    ln_ratio = paired.interval(ratio)
+    ln_ratio = _interval(ratio, error)
     ppl = None if ln_ratio is None else [ppl_base * math.exp(end) for end in ln_ratio]
     return {
         "kld": kld.round(5).tolist(),
         "ln_ratio": ratio.round(5).tolist(),
         "rounding": error,
-        "kld_interval": paired.interval(kld),
+        "kld_interval": _interval(kld, error),
         "ln_ratio_interval": ln_ratio,
         "ppl_interval": ppl,
         "dppl_interval": None if ppl is None else [ppl_base * math.expm1(end) for end in ln_ratio or ()],
     }
+
+
+def _interval(values: paired.Series, rounding: float) -> tuple[float, float] | None:
+    return paired.interval(values) if values.std() > rounding else None
 
 
 def family(labels: Sequence[str]) -> list[tuple[str, str]]:

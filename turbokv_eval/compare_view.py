@@ -179,9 +179,7 @@ def _unlike(document: dict[str, Any]) -> str | None:
         for quality in row["quality"]:
             own, place = quality["chunks"], (quality["text"], quality["ctx"])
             if chunks.get(place) != own:
-                return (
-                    f"{row['label']} has {own} chunks of text {place[0]} at context {place[1]}, the reference has not"
-                )
+                return f"{row['label']} has {own} chunks of text {place[0]} at context {place[1]}, unlike the reference"
     return None
 
 
