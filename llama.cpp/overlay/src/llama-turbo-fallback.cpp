@@ -2,6 +2,8 @@
 
 #include "ggml-cpp.h"
 #include "ggml-turbo.h"
+#include "llama-cparams.h"
+#include "llama-hparams.h"
 #include "llama-impl.h"
 
 #include <map>
@@ -86,8 +88,12 @@ std::string llama_turbo_fallback(ggml_backend_sched_t sched, ggml_cgraph * gf) {
             "use --no-kv-offload, or -ctk q8_0 -ctv q8_0 --kv-condition off", what.c_str(), home.c_str());
 }
 
-void llama_turbo_log_fallback(ggml_backend_sched_t sched, ggml_cgraph * gf) {
-    if (const auto line = llama_turbo_fallback(sched, gf); !line.empty()) {
+void llama_turbo_log_fallback(ggml_backend_sched_t sched, const llama_memory_context_i * mctx, const llama_cparams & cparams, const llama_hparams & hparams,
+        const std::function<ggml_cgraph * ()> & reserve) {
+    if (!mctx || cparams.training || hparams.no_alloc || ggml_backend_sched_get_n_backends(sched) < 2) {
+        return;
+    }
+    if (const auto line = llama_turbo_fallback(sched, reserve()); !line.empty()) {
         LLAMA_LOG_WARN("%s: %s\n", __func__, line.c_str());
     }
 }

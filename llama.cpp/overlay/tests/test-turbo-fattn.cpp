@@ -291,13 +291,15 @@ static int run_level(const std::string & level, bool verbose, unsigned sample) {
     };
     const int64_t groups[] = { 1, 3, 4, 8 };
 
-    // the integer kernels round queries, weights and levels
-    const double bound = level != "scalar" ? 4e-4 : 1e-5;
-
     int n = 0, n_fail = 0;
     double worst = 0.0, worst_ref = 0.0, sum = 0.0, sum_ref = 0.0;
     unsigned count = 0;
     auto check = [&](const test_case & t, unsigned seed) {
+        // the integer kernels round queries, weights and levels; some levels have them for a few query rows of a KV head only (MAX_FEW in turbo-fattn.cpp)
+        const bool few  = t.group*t.n_tokens <= 12 && ggml_is_turbo(t.type_k) && ggml_is_turbo(t.type_v);
+        const bool ints  = level == "avx512" || level == "avxvnni" || (level != "scalar" && few);
+        const double bound = ints ? 4e-4 : 1e-5;
+
         const outcome o = run(t, seed, sample == 1);
         const bool nothing = t.mask == MASKED_ROWS && t.n_kv == 1; // the only key is masked: the output is zero
         const bool ok = o.err <= bound && o.threads <= bound/2 && (nothing || o.control > 10*bound);

@@ -339,6 +339,7 @@ inline void madd_pairs(__m256i & c, __m256i a, __m256i b) {
     c = _mm256_add_epi32(c, _mm256_madd_epi16(a, b));
 }
 
+#include "turbo-fattn-rows.inc"
 #include "turbo-avx2-rows.inc"
 
 } // namespace
@@ -353,7 +354,7 @@ const turbo_kernels * turbo_kernels_avx2() {
         },
         /*.rotate =*/ rotate,
         /*.fattn  =*/ { qk, softmax, pv, nullptr, nullptr, nullptr },
-        /*.fattn_rows =*/ { row_scores_any, row_softmax, row_weights, row_values_any },
+        /*.fattn_rows =*/ { row_scores_any<row_kernels>, row_softmax, row_weights, row_values_any<row_kernels> },
     };
     return &kernels;
 }

@@ -122,6 +122,7 @@ constexpr int ROWS = 8; // 24 accumulators of 32 registers
 constexpr int COLS = 3;
 
 #include "turbo-fattn-lanes.inc"
+#include "turbo-fattn-rows.inc"
 
 inline __m512i splat_pair(const int16_t * p) {
     int32_t x;
@@ -359,26 +360,6 @@ void row_scores(const int16_t * q, const float * q_scale, const char * k, size_t
     }
 }
 
-template <int BITS>
-void row_scores_bits(int n_rows, const int16_t * q, const float * q_scale, const char * k, size_t stride, int block, int n_block, int n_kv, const int16_t * table, float * s) {
-    switch (n_rows) {
-        case 1:  row_scores<BITS, 1>(q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-        case 2:  row_scores<BITS, 2>(q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-        case 3:  row_scores<BITS, 3>(q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-        case 4:  row_scores<BITS, 4>(q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-        case 5:  row_scores<BITS, 5>(q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-        default: row_scores<BITS, 6>(q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-    }
-}
-
-void row_scores_any(int bits, int n_rows, const int16_t * q, const float * q_scale, const char * k, size_t stride, int block, int n_block, int n_kv, const int16_t * table, float * s) {
-    switch (bits) {
-        case 2:  row_scores_bits<2>(n_rows, q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-        case 3:  row_scores_bits<3>(n_rows, q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-        default: row_scores_bits<4>(n_rows, q, q_scale, k, stride, block, n_block, n_kv, table, s); break;
-    }
-}
-
 void row_softmax(int n_rows, float * s, int n_kv, const uint16_t * const * mask, const float * slope, float cap, float * M, float * S, float * alpha) {
     const __m512 inf = _mm512_set1_ps(-INFINITY);
     for (int g = 0; g < n_rows; ++g, s += TILE) {
@@ -521,26 +502,16 @@ void row_values_block(const int16_t * w, const char * v, size_t stride, int bloc
     }
 }
 
-template <int BITS>
-void row_values_bits(int n_rows, const int16_t * w, const char * v, size_t stride, int block, int n_kv, const int16_t * table, const float * alpha, const float * beta, float step, float * o, int64_t ld_o) {
-    switch (n_rows) {
-        case 1:  row_values_block<BITS, 1>(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
-        case 2:  row_values_block<BITS, 2>(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
-        case 3:  row_values_block<BITS, 3>(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
-        case 4:  row_values_block<BITS, 4>(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
-        case 5:  row_values_block<BITS, 5>(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
-        default: row_values_block<BITS, 6>(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
+template <int BITS, int R>
+struct row_kernels {
+    static void scores(const int16_t * q, const float * q_scale, const char * k, size_t stride, int block, int n_block, int n_kv, const int16_t * table, float * s) {
+        row_scores<BITS, R>(q, q_scale, k, stride, block, n_block, n_kv, table, s);
     }
-}
 
-void row_values_any(int bits, int n_rows, const int16_t * w, const char * v, size_t stride, int block, int n_kv, const int16_t * table, const float * alpha, const float * beta, float step,
-        float * o, int64_t ld_o) {
-    switch (bits) {
-        case 2:  row_values_bits<2>(n_rows, w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
-        case 3:  row_values_bits<3>(n_rows, w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
-        default: row_values_bits<4>(n_rows, w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o); break;
+    static void values(const int16_t * w, const char * v, size_t stride, int block, int n_kv, const int16_t * table, const float * alpha, const float * beta, float step, float * o, int64_t ld_o) {
+        row_values_block<BITS, R>(w, v, stride, block, n_kv, table, alpha, beta, step, o, ld_o);
     }
-}
+};
 
 } // namespace
 
@@ -552,7 +523,7 @@ const turbo_kernels * turbo_kernels_avx512() {
         GGML_TURBO_TYPES(X)
 #undef X
         res.fattn = { qk, softmax, pv, qk_i16, weights_i16, pv_i16 };
-        res.fattn_rows = { row_scores_any, row_softmax, row_weights, row_values_any };
+        res.fattn_rows = { row_scores_any<row_kernels>, row_softmax, row_weights, row_values_any<row_kernels> };
         return res;
     }();
     return &kernels;

@@ -24,6 +24,7 @@ inline __attribute__((always_inline)) void madd_pairs(__m256i & c, __m256i a, __
     __asm__("%{vex%} vpdpwssd %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
 }
 
+#include "turbo-fattn-rows.inc"
 #include "turbo-avx2-rows.inc"
 
 // attention on tiles of integer levels
@@ -217,7 +218,7 @@ const turbo_kernels * turbo_kernels_avxvnni() {
         GGML_TURBO_TYPES(X)
 #undef X
         res.fattn = { qk, softmax, pv, qk_i16, weights_i16, pv_i16 };
-        res.fattn_rows = { row_scores_any, row_softmax, row_weights, row_values_any };
+        res.fattn_rows = { row_scores_any<row_kernels>, row_softmax, row_weights, row_values_any<row_kernels> };
         return res;
     }();
     return &kernels;

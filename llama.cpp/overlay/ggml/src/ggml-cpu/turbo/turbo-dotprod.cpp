@@ -34,6 +34,7 @@ bool has_dotprod() {
 #endif
 }
 
+#include "turbo-fattn-rows.inc"
 #include "turbo-neon-rows.inc"
 
 // levels of 16 codes as the integers of a table, in two signed bytes

@@ -17,6 +17,7 @@
 
 namespace {
 
+#include "turbo-fattn-rows.inc"
 #include "turbo-neon-rows.inc"
 
 // 16 lanes in four vectors, folded in the order of the format

@@ -8,6 +8,7 @@ target_sources(${GGML_CPU_NAME} PRIVATE
     ${GGML_TURBO_DIR}/turbo.h
     ${GGML_TURBO_DIR}/turbo-fattn.cpp
     ${GGML_TURBO_DIR}/turbo-fattn-lanes.inc
+    ${GGML_TURBO_DIR}/turbo-fattn-rows.inc
     ${GGML_TURBO_DIR}/turbo-kernels.h
     ${GGML_TURBO_DIR}/turbo-scalar.cpp)
 
