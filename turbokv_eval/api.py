@@ -5,12 +5,26 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turbokv_eval import assets, build, compare_view, comparison, kv_layers, preflight, provenance, report, store
+from turbokv_eval import (
+    assets,
+    build,
+    compare_view,
+    comparison,
+    generate,
+    kv_layers,
+    preflight,
+    provenance,
+    report,
+    store,
+)
 from turbokv_eval.errors import BadInput
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.kv_layout import layer_count
+from turbokv_eval.needle import Plan as NeedlePlan
+from turbokv_eval.needle import haystack_tokens
 from turbokv_eval.progress import Meter, Silent, meter
 from turbokv_eval.settings import Settings
+from turbokv_eval.trajectory import Plan as TrajectoryPlan
 from turbokv_eval.types import KVConfig, parse_types
 
 DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo3@off,turbo2"
@@ -28,6 +42,9 @@ def compare(
     repetitions: int = 2,
     quality: bool = True,
     speed: bool = True,
+    trajectory: bool = True,
+    needle: bool = True,
+    needle_contexts: Sequence[int] = NeedlePlan().contexts,
     threads: int | None = None,
     gpu_layers: int | None = None,
     max_kld: float = 0.1,
@@ -51,6 +68,8 @@ def compare(
     ctx, chunks: tokens of a chunk and how many of them are scored.
     depths:      tokens in the cache before a speed test; rounds at each of them, None: 3 up to depth 1024, else 1;
                  repetitions in a round.
+    trajectory, needle: how far greedy texts agree with the reference's, and whether planted facts are found, in
+                 contexts of so many tokens; both only with quality.
     gpu_layers:  as `-ngl`; None: the programs decide.
     max_kld, budget: limits of the recommendation, in nats and bytes.
     run:         folder of compare.json, compare.txt, the logs, and what is needed to take the run up again.
@@ -78,6 +97,8 @@ def compare(
             repetitions=repetitions,
             quality=quality,
             speed=speed,
+            trajectory=TrajectoryPlan() if quality and trajectory else None,
+            needle=NeedlePlan(contexts=tuple(needle_contexts)) if quality and needle else None,
             threads=threads,
             gpu_layers=gpu_layers,
             max_kld=max_kld,
@@ -109,6 +130,8 @@ def settings(
     repetitions: int,
     quality: bool,
     speed: bool,
+    trajectory: TrajectoryPlan | None,
+    needle: NeedlePlan | None,
     threads: int | None,
     gpu_layers: int | None,
     max_kld: float,
@@ -118,18 +141,22 @@ def settings(
 ) -> Settings:
     """Checks everything that can be checked before the long runs. Raises as `compare`."""
     folder = bin_dir or build.default_bin()
-    preflight.check_programs(folder)
+    reads_text = quality or trajectory is not None or needle is not None
+    preflight.check_programs(folder, *([generate.PROGRAM] if trajectory or needle else ()))
     configs = parse_types(types, preflight.known_types(folder))
-    if not quality:
+    if not reads_text:
         texts = ()
+    if needle:
+        for ctx in needle.contexts:
+            haystack_tokens(needle, ctx)
     for ctx in contexts if quality else ():
         preflight.check_values(ctx, chunks)
     for text in texts:
-        preflight.check_text(text, max(contexts))
+        preflight.check_text(text, max(contexts) if quality else 0)
     info = read_model(model or assets.fetch(assets.MODEL, show.say))
-    if quality and not texts:
+    if reads_text and not texts:
         texts = (assets.fetch(assets.TEXT, show.say),)
-        preflight.check_text(texts[0], max(contexts))
+        preflight.check_text(texts[0], max(contexts) if quality else 0)
     n_layer = layer_count(info.path) if any(config.layers for config in configs) else 0
     for config in configs:
         kv_layers.check(config.rules, n_layer)
@@ -146,6 +173,8 @@ def settings(
         repetitions=repetitions,
         quality=quality,
         speed=speed,
+        trajectory=trajectory,
+        needle=needle,
         max_kld=max_kld,
         budget=budget,
         gpu_layers=gpu_layers,

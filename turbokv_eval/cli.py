@@ -1,21 +1,21 @@
 """The command line. stdout: result; stderr: progress. Longer commands are in `commands/`."""
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
-from turbokv_eval import api, build, comparison, condition, preflight, provenance, report, selftest, store, tabular
-from turbokv_eval.commands import doctor, gate, memory, perplexity
+from turbokv_eval import api, build, condition, preflight, provenance, selftest, tabular
+from turbokv_eval.commands import doctor, gate, measured, memory, needle, perplexity
 from turbokv_eval.commands import report as report_page
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
+from turbokv_eval.needle import Plan as NeedlePlan
 from turbokv_eval.progress import LineMeter, Meter, meter
 from turbokv_eval.settings import Settings
+from turbokv_eval.trajectory import Plan as TrajectoryPlan
 from turbokv_eval.units import parse_size
 
 _PATH = click.Path(path_type=Path)
@@ -164,11 +164,21 @@ def _shared(command: Any) -> Any:
 @click.option("--no-quality", is_flag=True, help="Only sizes and speed.")
 @click.option("--max-kld", type=click.FloatRange(min=0), default=0.1, show_default=True, help="Of the recommendation.")
 @click.option("--budget", metavar="SIZE", help="Memory for the cache, as 16GiB; of the recommendation.")
+@click.option("--no-trajectory", is_flag=True, help="Without how far greedy texts agree with the reference's.")
+@click.option("--no-needle", is_flag=True, help="Without the retrieval of planted facts.")
+@click.option(
+    "--needle-contexts",
+    callback=_contexts,
+    metavar="N,N,...",
+    default="512",
+    show_default=True,
+    help="Tokens of haystack and question.",
+)
 @click.option("--no-speed", is_flag=True, help="Only sizes and quality.")
 @click.option("--selftest", is_flag=True, help="Only runs that are not what they claim: each must be noticed.")
 @_shared
 def compare_command(selftest: bool, **options: Any) -> None:
-    """What each cache type costs and keeps, on a real model: size, perplexity, KL divergence, speed.
+    """What each cache type costs and keeps, on a real model: size, perplexity, KL divergence, generation, speed.
 
     \b
     Example:
@@ -232,31 +242,7 @@ main.add_command(lab)
 def _compare(options: dict[str, Any]) -> None:
     if options["no_quality"] and options["no_speed"]:
         raise BadInput("--no-quality and --no-speed leave nothing to do: drop one")
-    folder: Path = options["output"]
-    try:
-        with meter(Console(stderr=True)) as show, store.opened(folder) as opened:
-            measured = comparison.Comparison(_settings(options, show), opened, show, sys.argv)
-            document = measured.run()
-            opened.save_table(report.as_text(document))
-    except KeyboardInterrupt:
-        found = folder / "compare.json"
-        where = f"; what was measured so far is in {found}" if found.is_file() else ""
-        raise Interrupted(f"stopped{where}") from None
-    console = Console()
-    if options["form"] == "json":
-        click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
-    elif options["form"] == "csv":
-        click.echo(report.as_csv(document), nl=False)
-    elif options["form"] == "md":
-        click.echo(report.as_markdown(document), nl=False)
-    elif console.is_terminal:
-        report.print_to(console, document)
-    else:
-        click.echo(report.as_text(document), nl=False)
-    click.echo(f"results: {opened.json}", err=True)
-    if failed := measured.failed_rows:
-        names = ", ".join(row["label"] for row in failed)
-        raise CheckFailed(f"{len(failed)} of {len(document['rows'])} rows failed ({names}); logs: {opened.logs}")
+    measured.run_and_print(lambda show: _settings(options, show), options["output"], options["form"])
 
 
 def _selftest(options: dict[str, Any]) -> None:
@@ -269,6 +255,8 @@ def _selftest(options: dict[str, Any]) -> None:
 
 
 def _settings(options: dict[str, Any], show: Meter) -> Settings:
+    generates = not options["no_quality"]
+    contexts = options.get("needle_contexts", ())
     return api.settings(
         show,
         model=options["model"],
@@ -281,6 +269,8 @@ def _settings(options: dict[str, Any], show: Meter) -> Settings:
         repetitions=options["repetitions"],
         quality=not options["no_quality"],
         speed=not options["no_speed"],
+        trajectory=TrajectoryPlan() if generates and not options["no_trajectory"] else None,
+        needle=NeedlePlan(contexts) if generates and not options["no_needle"] else None,
         threads=options["threads"],
         gpu_layers=options["gpu_layers"],
         max_kld=options.get("max_kld", 0.1),
@@ -291,6 +281,7 @@ def _settings(options: dict[str, Any], show: Meter) -> Settings:
 
 
 main.add_command(memory.memory_command)
+main.add_command(needle.needle_command)
 main.add_command(perplexity.perplexity_command)
 main.add_command(doctor.doctor_command)
 main.add_command(gate.gate_command)

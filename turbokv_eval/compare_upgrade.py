@@ -20,7 +20,7 @@ def from_version_1(document: dict[str, Any]) -> dict[str, Any]:
         "noise_floor": _noise_floor(document.get("noise_floor")),
         "differences": document.get("statistics") or [],
     }
-    return {
+    upgraded = {
         **found,
         "schema_version": 2,
         "settings": {**settings, "contexts": [ctx]},
@@ -28,6 +28,19 @@ def from_version_1(document: dict[str, Any]) -> dict[str, Any]:
         "family": [[pair["a"], pair["b"]] for pair in entry["differences"]],
         "evaluations": [entry] if text else [],
         "rows": [_row(row, ctx) for row in document["rows"]],
+    }
+    return filled(upgraded)
+
+
+def filled(document: dict[str, Any]) -> dict[str, Any]:
+    """A document of version 2 with what the first ones did not have: generation, not measured."""
+    absent = {"trajectory": None, "needle": None}
+    return {
+        "trajectory": None,
+        "needle": [],
+        **document,
+        "settings": absent | document["settings"],
+        "rows": [{"trajectory": None, "needle": [], **row} for row in document["rows"]],
     }
 
 

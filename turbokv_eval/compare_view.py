@@ -47,13 +47,39 @@ class Speed:
 
 
 @dataclass(frozen=True)
+class Trajectory:
+    """Greedy tokens like the reference's before the first other one.
+
+    Mean and median over prompts, of at most n_predict tokens, which `censored` of n prompts agree to the end. top1:
+    percent of all positions with the same most probable token. from_floor: mean less that of the noise floor.
+    """
+
+    n_predict: int
+    n: int
+    censored: int
+    mean: Number
+    median: Number
+    top1: Number
+    from_floor: Number | None
+
+
+@dataclass(frozen=True)
 class Needle:
-    """Share of needles that were found (0 to 1), at a context length, at a depth of the text in percent."""
+    """Needles found, of n that the reference finds, at a context length, at a depth of the text in percent.
+
+    n is 0 where the reference finds none, which is no evidence. logprob: of the answer, nats, mean over all needles.
+    """
 
     ctx: int
     depth: float
-    score: float
+    found: int
     n: int
+    logprob: float
+
+    @property
+    def score(self) -> float | None:
+        """The share that was found, 0 to 1."""
+        return self.found / self.n if self.n else None
 
 
 @dataclass(frozen=True)
@@ -86,6 +112,7 @@ class Row:
     caches: tuple[Cache, ...]
     quality: tuple[Quality, ...]
     speed: tuple[Speed, ...]
+    trajectory: Trajectory | None
     needle: tuple[Needle, ...]
     commands: tuple[tuple[str, ...], ...]
 
@@ -157,11 +184,11 @@ def view(document: Any, name: str = "the document") -> Run:
     version = document["schema_version"]
     if version not in (1, 2):
         raise BadInput(f"{name} has schema version {version}, and this program reads 1 and 2: update it")
-    if version == 1:
-        try:
-            document = compare_upgrade.from_version_1(document)
-        except (LookupError, TypeError, AttributeError) as e:
-            raise BadInput(f"{name} is damaged ({type(e).__name__}: {e}): run the comparison again") from e
+    upgrade = compare_upgrade.from_version_1 if version == 1 else compare_upgrade.filled
+    try:
+        document = upgrade(document)
+    except (LookupError, TypeError, AttributeError) as e:
+        raise BadInput(f"{name} is damaged ({type(e).__name__}: {e}): run the comparison again") from e
     if wrong := compare_schema.problem(document) or _unlike(document):
         raise BadInput(f"{name} is damaged ({wrong}): run the comparison again")
     return _view(document)
@@ -242,7 +269,12 @@ def _view(document: dict[str, Any]) -> Run:
             speed=tuple(
                 Speed(entry["depth"], _rate(entry["prompt"]), _rate(entry["generation"])) for entry in found["speed"]
             ),
-            needle=(),
+            trajectory=_trajectory(document, found["trajectory"]),
+            needle=tuple(
+                Needle(score["ctx"], cell["position"], cell["found"], cell["n"], cell["logprob"])
+                for score in found["needle"]
+                for cell in score["cells"]
+            ),
             commands=tuple(tuple(argv) for argv in found["commands"]),
         )
 
@@ -260,6 +292,24 @@ def _view(document: dict[str, Any]) -> Run:
             for entry in entries
             if entry["noise_floor"]
         },
+    )
+
+
+def _trajectory(document: dict[str, Any], score: dict[str, Any] | None) -> Trajectory | None:
+    if score is None:
+        return None
+
+    def number(name: str) -> Number:
+        return Number(score[name], *(score[f"{name}_interval"] or ()))
+
+    return Trajectory(
+        n_predict=document["trajectory"]["n_predict"],
+        n=len(score["lengths"]),
+        censored=score["censored"],
+        mean=number("mean"),
+        median=number("median"),
+        top1=number("top1"),
+        from_floor=None if score["from_floor"] is None else number("from_floor"),
     )
 
 

@@ -15,6 +15,7 @@ from turbokv_eval.attempts import OnShare, why
 from turbokv_eval.document import blank
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot, ToolError
 from turbokv_eval.evaluation import Evaluation
+from turbokv_eval.generation import Needles, Trajectories
 from turbokv_eval.progress import Meter
 from turbokv_eval.recommend import recommend
 from turbokv_eval.record import Record
@@ -43,10 +44,15 @@ class Comparison:
         self.meter = meter
         self.document = blank(settings, command)
         self._units = Units(self.document, Record(store.record))
-        self._evaluations = [
-            Evaluation(settings, store, self._units, self.document, entry, self._note)
-            for entry in self.document["evaluations"]
-        ]
+        shared = settings, store, self._units, self.document
+        self._evaluations = [Evaluation(*shared, entry, self._note) for entry in self.document["evaluations"]]
+        self._generations: list[Trajectories | Needles] = []
+        if settings.trajectory:
+            self._generations.append(Trajectories(settings.trajectory, *shared, self._note))
+        if settings.needle:
+            self._generations += [
+                Needles(settings.needle, ctx, *shared, self._note) for ctx in settings.needle.contexts
+            ]
 
     def run(self) -> dict[str, Any]:
         """Does every step and returns the document. A row that fails is marked and the others go on.
@@ -119,6 +125,7 @@ class Comparison:
         for evaluation in self._evaluations:
             *most, last = (_Step(*step) for step in evaluation.steps())
             steps += [*most, replace(last, then=evaluation.close)]
+        steps += [_Step(*step) for generation in self._generations for step in generation.steps()]
         if s.speed:
             for depth in s.depths:
                 for number in range(1, s.rounds_at(depth) + 1):
@@ -195,7 +202,12 @@ class Comparison:
         if s.speed and load is not None and load > 0.5 * cpus:
             self._note(f"the machine was busy at the start (load {load} on {cpus} processors): speeds may be too low")
         longest = max(
-            [*(s.contexts if s.quality else ()), *(depth + bench.N_PROMPT for depth in s.depths if s.speed)], default=0
+            [
+                *(s.contexts if s.quality else ()),
+                *(s.needle.contexts if s.needle else ()),
+                *(depth + bench.N_PROMPT for depth in s.depths if s.speed),
+            ],
+            default=0,
         )
         if 0 < s.model.n_ctx_train < longest:
             self._note(f"the model was trained on {s.model.n_ctx_train} tokens of context, fewer than {longest}")

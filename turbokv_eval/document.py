@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from turbokv_eval import bench, chunk_statistics, perplexity, provenance
+from turbokv_eval import bench, chunk_statistics, generate, perplexity, provenance
 from turbokv_eval.assets import sha256_file
 from turbokv_eval.settings import Settings
 
@@ -33,6 +33,8 @@ def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
             "n_gen": bench.N_GEN,
             "quality": settings.quality,
             "speed": settings.speed,
+            "trajectory": settings.trajectory and settings.trajectory.document(),
+            "needle": settings.needle and settings.needle.document(),
             "max_kld": settings.max_kld,
             "budget": settings.budget,
             "gpu_layers": settings.gpu_layers,
@@ -54,7 +56,7 @@ def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
             {"path": str(text), "file": text.name, "bytes": text.stat().st_size, "sha256": sha256_file(text)}
             for text in settings.texts
         ],
-        "build": provenance.build(settings.bin_dir, perplexity.PROGRAM),
+        "build": provenance.build(settings.bin_dir, (perplexity.PROGRAM, generate.PROGRAM)),
         "family": [list(pair) for pair in chunk_statistics.family([config.label for config in settings.configs])],
         "recommendation": None,
         "host": provenance.host(),
@@ -64,6 +66,8 @@ def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
             {"text": text, "ctx": ctx, "reference": None, "noise_floor": None, "differences": []}
             for text, ctx in settings.evaluations
         ],
+        "trajectory": None,
+        "needle": [],
         "rows": [
             {
                 "label": config.label,
@@ -77,6 +81,8 @@ def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
                 "bits_per_value": None,
                 "quality": [],
                 "speed": [],
+                "trajectory": None,
+                "needle": [],
                 "rss_bytes": None,
                 "commands": [],
             }

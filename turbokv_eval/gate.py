@@ -116,11 +116,18 @@ def _plain(attribute: str) -> Measure:
     return measure
 
 
+def _greedy(row: Row, _: Row | None) -> Measured | None:
+    return None if row.trajectory is None else Measured(row.trajectory.mean.value)
+
+
 def _needle(row: Row, _: Row | None) -> Measured | None:
-    if not row.needle:
-        return None
-    worst = min(row.needle, key=lambda needle: needle.score)
-    return Measured(worst.score, f"context {worst.ctx}, depth {worst.depth:g}%")
+    """The lowest share of all places where the reference finds anything."""
+    found = [
+        Measured(needle.score, f"context {needle.ctx}, depth {needle.depth:g}%")
+        for needle in row.needle
+        if needle.score is not None
+    ]
+    return min(found, key=lambda measured: measured.value) if found else None
 
 
 def _ppl_ratio(row: Row, baseline: Row | None) -> Measured | None:
@@ -140,7 +147,7 @@ BUDGETS = {
         Budget("max_ppl_ratio", "perplexity against the baseline's", True, _ppl_ratio),
         Budget("min_same_top", "same most likely token, percent", False, _quality("same_top", False)),
         Budget("max_rms_dp", "RMS change of the token's probability, percent", True, _quality("rms_dp", True)),
-        Budget("min_greedy", "tokens until greedy texts part", False, _quality("greedy", False)),
+        Budget("min_greedy", "tokens until greedy texts part, mean", False, _greedy),
         Budget("min_needle", "share of needles found, worst place", False, _needle),
         Budget("max_bits", "bits a stored value", True, _plain("bits")),
         Budget("max_kv", "bytes of the cache", True, _plain("kv_bytes"), size=True),

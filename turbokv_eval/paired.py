@@ -47,6 +47,23 @@ def interval(values: Series, *, confidence: float = CONFIDENCE, seed: int = 0) -
     return mean - float(high) * error, mean - float(low) * error
 
 
+def median_interval(values: Series, *, confidence: float = CONFIDENCE, seed: int = 0) -> tuple[float, float] | None:
+    """Percentile bootstrap interval of the median of `values`, shape (n,). None below MIN_VALUES, or if all agree."""
+    if len(values) < MIN_VALUES or values.min() == values.max():
+        return None
+    picks = values[np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))]
+    low, high = np.quantile(np.median(picks, axis=1), [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def wilson(found: int, n: int, *, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Wilson's score interval of a share, 0 to 1 (Wilson 1927): it holds for few trials and for shares of 0 and 1."""
+    from scipy import stats  # here: it takes a second, which every command would pay
+
+    ends = stats.binomtest(found, n).proportion_ci(confidence, method="wilson")
+    return float(ends.low), float(ends.high)
+
+
 def permutation_p(differences: Series, *, seed: int = 0) -> float:
     """Two-sided p of the paired permutation (sign-flip) test that the differences, shape (n,), are symmetric about 0.
 

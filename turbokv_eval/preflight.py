@@ -8,9 +8,9 @@ from turbokv_eval.build import missing_programs
 from turbokv_eval.errors import BadInput, MachineCannot
 
 
-def check_programs(bin_dir: Path) -> None:
-    """Raises MachineCannot when the programs are not built."""
-    missing = missing_programs(bin_dir, (perplexity.PROGRAM, bench.PROGRAM))
+def check_programs(bin_dir: Path, *more: str) -> None:
+    """Raises MachineCannot when the programs of a comparison, or the others that are named, are not built."""
+    missing = missing_programs(bin_dir, (perplexity.PROGRAM, bench.PROGRAM, *more))
     if missing:
         raise MachineCannot(
             f"{' and '.join(missing)} not found in {bin_dir}: `turbokv-eval build` (or `make build`) builds the"

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -66,12 +67,16 @@ def versions() -> dict[str, str]:
     return found
 
 
-def build(bin_dir: Path, program: str) -> dict[str, Any]:
-    """Identity of the built programs: what they say of themselves, and hashes of the libraries with the code."""
-    said = runner.run([bin_dir / program, "--version"], timeout=60).output.strip().splitlines()
+def build(bin_dir: Path, programs: Sequence[str]) -> dict[str, Any]:
+    """Identity of the built programs: what the first says of itself, and hashes of the libraries with the code.
+
+    Programs that are not there are left out.
+    """
+    said = runner.run([bin_dir / programs[0], "--version"], timeout=60).output.strip().splitlines()
     libraries = {path.resolve() for path in bin_dir.glob("lib*") if path.is_file()}
+    own = {(bin_dir / program).resolve() for program in programs if (bin_dir / program).is_file()}
     return {
         "bin": str(bin_dir),
         "version": said,
-        "sha256": {path.name: sha256_file(path) for path in sorted({*libraries, (bin_dir / program).resolve()})},
+        "sha256": {path.name: sha256_file(path) for path in sorted({*libraries, *own})},
     }

@@ -8,7 +8,16 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turbokv_eval import attention_time, chunk_statistics, compare_view, paired, quality_tables, tabular, wide
+from turbokv_eval import (
+    attention_time,
+    chunk_statistics,
+    compare_view,
+    generation_tables,
+    paired,
+    quality_tables,
+    tabular,
+    wide,
+)
 from turbokv_eval.recommend import recommend
 
 
@@ -57,9 +66,10 @@ def speed_frame(document: dict[str, Any]) -> pd.DataFrame:
 
 
 def as_csv(document: dict[str, Any]) -> str:
-    """`quality_frame` with the median, lowest and highest speed of each depth in columns of their own."""
-    speeds = {
-        row["label"]: {
+    """`quality_frame` with generation, and the median, lowest and highest speed of each depth, in further columns."""
+    more = {
+        row["label"]: generation_tables.columns(row)
+        | {
             f"{kind}_d{entry['depth']}_{name}": entry[kind].get(name)
             for entry in row["speed"]
             for kind in ("prompt", "generation")
@@ -67,7 +77,7 @@ def as_csv(document: dict[str, Any]) -> str:
         }
         for row in document["rows"]
     }
-    records = [record | speeds[record["type"]] for record in _quality_records(document)]
+    records = [record | more[record["type"]] for record in _quality_records(document)]
     return pd.DataFrame.from_records(records).to_csv(index=False, lineterminator="\n")
 
 
@@ -75,6 +85,7 @@ def render(document: dict[str, Any]) -> Group:
     """The tables and what must be known to read them."""
     parts: list[RenderableType] = [Text(_title(document), style="bold")]
     parts += quality_tables.tables(document)
+    parts += generation_tables.tables(document)
     parts += _speed_tables(document)
     parts += _attention_table(document)
     parts += [Text(line, style="bold red") for line in _failures(document)]
@@ -160,6 +171,7 @@ def _footer(document: dict[str, Any]) -> Iterator[str]:
     if cells:
         yield f"KV MiB: as the run reports it, for {cells} tokens; bits/value: from that and the model's head sizes."
     yield from _about_quality(document)
+    yield from generation_tables.about(document)
     if any(row["speed"] for row in document["rows"]):
         rounds = ", ".join(f"{count} at depth {depth}" for depth, count in settings["rounds"].items())
         yield (

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turbokv_eval.gguf_info import ModelInfo
+from turbokv_eval.needle import Plan as NeedlePlan
+from turbokv_eval.trajectory import Plan as TrajectoryPlan
 from turbokv_eval.types import KVConfig
 
 # A depth costs its prompt in every round, minutes on a small machine: 3 rounds up to this depth, else 1.
@@ -15,9 +17,10 @@ _ROUNDS = 3
 class Settings:
     """What to compare.
 
-    texts:  none when quality is not asked for.
+    texts:  none when nothing that reads one is asked for.
     contexts: tokens of a chunk; every text is scored at every context.
     depths: tokens in the cache before a speed test.
+    trajectory, needle: None: not measured.
     max_kld, budget: limits of the recommendation, in nats and bytes.
     rounds: None for the default of each depth.
     model_sha256: what the model must have; None: anything.
@@ -37,6 +40,8 @@ class Settings:
     repetitions: int = 2
     quality: bool = True
     speed: bool = True
+    trajectory: TrajectoryPlan | None = None
+    needle: NeedlePlan | None = None
     max_kld: float = 0.1
     budget: int | None = None
     gpu_layers: int | None = None

@@ -22,7 +22,7 @@ _SPARE_BYTES = 64 << 20
 
 
 class Store:
-    """compare.json, compare.txt, logs/ and, during a run, the reference's log-probabilities."""
+    """compare.json, compare.txt, logs/, prompts/ and, during a run, the reference's log-probabilities."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,6 +45,12 @@ class Store:
         # A NaN would make a file that no other JSON reader takes.
         self._replace(self.json, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
+    def save_prompts(self, name: str, text: str) -> Path:
+        """The path of that file of prompts, which stays: it can be read, and run again. Raises MachineCannot."""
+        path = self.folder / "prompts" / f"{name}.jsonl"
+        self._replace(path, text)
+        return path
+
     def save_table(self, text: str) -> None:
         """Replaces compare.txt. Raises MachineCannot."""
         self._replace(self.table, text)
@@ -61,6 +67,7 @@ class Store:
     def _replace(self, path: Path, text: str) -> None:
         part = path.with_suffix(path.suffix + ".part")
         try:
+            path.parent.mkdir(exist_ok=True)
             with part.open("w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()

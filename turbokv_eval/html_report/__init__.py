@@ -12,7 +12,9 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from turbokv_eval.compare_view import Needle, Number, Quality, Row, Run
+from turbokv_eval import generation_tables
+from turbokv_eval.compare_view import Number, Quality, Run
+from turbokv_eval.html_report.needle_plot import needle_contexts, needle_plot
 from turbokv_eval.html_report.plots import all_plots, front_points, pareto_front
 from turbokv_eval.units import MIB, format_size
 
@@ -29,16 +31,6 @@ class Table:
     rows: Sequence[Sequence[str]]
     note: str = ""
     marked: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    """Shares of found needles of one row. cells[i][j]: at contexts[i] and depths[j]; None where not measured."""
-
-    label: str
-    depths: Sequence[str]
-    contexts: Sequence[str]
-    cells: Sequence[Sequence[float | None]]
 
 
 def render(run: Run) -> str:
@@ -62,7 +54,8 @@ def render(run: Run) -> str:
         notes=run.notes,
         tables=tables(run),
         plots=all_plots(run),
-        heat_maps=heat_maps(run),
+        needle_tables=[needle_table(run, ctx) for ctx in needle_contexts(run)],
+        needle_plots=[needle_plot(run, ctx) for ctx in needle_contexts(run)],
         provenance=provenance(run),
         command=document.get("command") or [],
         commands=[(row.label, row.commands) for row in run.rows if row.commands],
@@ -77,6 +70,8 @@ def tables(run: Run) -> list[Table]:
     found = [_sizes(run)]
     keys = list(dict.fromkeys((quality.text, quality.ctx) for row in run.rows for quality in row.quality))
     found += [_quality(run, number, text, ctx, front) for number, (text, ctx) in enumerate(keys, 1)]
+    if any(row.trajectory for row in run.rows):
+        found.append(_trajectory(run))
     if any(row.speed for row in run.rows):
         found.append(_speed(run))
     return found
@@ -114,7 +109,6 @@ _COLUMNS = (
     ("kld_max", "max", 2),
     ("same_top", "same top %", 1),
     ("rms_dp", "RMS Δp %", 2),
-    ("greedy", "greedy tokens", 0),
 )
 
 
@@ -182,24 +176,54 @@ def _speed(run: Run) -> Table:
     )
 
 
-def heat_maps(run: Run) -> list[HeatMap]:
-    """The needle retrieval of every row that has one."""
-    return [_heat_map(row) for row in run.rows if row.needle]
+def _trajectory(run: Run) -> Table:
+    measured = run.document["trajectory"]
+    rows = [
+        [
+            row.label,
+            _measured(found.mean, 1),
+            f"{found.median.value:g}",
+            f"{found.censored} of {found.n}",
+            _measured(found.from_floor, 1),
+            _measured(found.top1, 1),
+        ]
+        if (found := row.trajectory)
+        else [row.label, *[_NONE] * 5]
+        for row in run.rows
+    ]
+    floor = measured["noise_floor"]
+    return Table(
+        "trajectory",
+        f"Token trajectory: {measured['prompts']} prompts, {measured['n_predict']} greedy tokens each",
+        ["cache K/V", "tokens like f32", "median", "to the end", "less noise floor", "same top %"],
+        rows,
+        "Greedy tokens before the first that differs from the f32 reference's own text; an agreement to the end counts"
+        f" as {measured['n_predict']} (censored). Same top token: along that text. ± is half a 95% bootstrap interval"
+        " over prompts."
+        + (f" Rounding alone (noise floor) gives {floor['score']['mean']:.1f} tokens." if floor else ""),
+    )
 
 
-def _heat_map(row: Row) -> HeatMap:
-    depths = sorted({needle.depth for needle in row.needle})
-    contexts = sorted({needle.ctx for needle in row.needle})
-
-    def at(ctx: int, depth: float) -> float | None:
-        found: Needle | None = next((n for n in row.needle if (n.ctx, n.depth) == (ctx, depth)), None)
-        return None if found is None else found.score
-
-    return HeatMap(
-        row.label,
-        [f"{depth:g}%" for depth in depths],
-        [str(ctx) for ctx in contexts],
-        [[at(ctx, depth) for depth in depths] for ctx in contexts],
+def needle_table(run: Run, ctx: int) -> Table:
+    """Needles found at one context, by position."""
+    entry = next(entry for entry in run.document["needle"] if entry["ctx"] == ctx)
+    depths = sorted({needle["position"] for needle in entry["needles"]})
+    groups = [[needle for needle in entry["needles"] if needle["position"] == depth] for depth in depths]
+    rows = [["f32, of all", *(f"{sum(needle['found'] for needle in group)}/{len(group)}" for group in groups), _NONE]]
+    for row in run.rows:
+        score = generation_tables.at(next(r for r in run.document["rows"] if r["label"] == row.label), ctx)
+        if score is None:
+            rows.append([row.label, *[_NONE] * (len(depths) + 1)])
+            continue
+        cells = [f"{cell['found']}/{cell['n']}" if cell["n"] else "no evidence" for cell in score["cells"]]
+        rows.append([row.label, *cells, _measured(Number(score["dlogprob"], *(score["dlogprob_interval"] or ())), 2)])
+    return Table(
+        f"needle-{ctx}",
+        f"Needles found at {ctx} tokens, by position in the text",
+        ["cache K/V", *(f"{depth:g}%" for depth in depths), "log p less f32's"],
+        rows,
+        "Planted facts that greedy generation finds, of those that the f32 reference finds. Log p: of the answer, nats,"
+        " mean over all facts; ± is half a 95% bootstrap interval.",
     )
 
 

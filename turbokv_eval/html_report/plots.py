@@ -17,13 +17,14 @@ from turbokv_eval.compare_view import Number, Row, Run
 from turbokv_eval.units import format_size
 
 # Colours that no plot has by chance; each becomes a variable of the page (report.html.j2).
-_TEXT, _GRID, _EDGE, _PAPER = "#b00001", "#b00002", "#b00003", "#b00004"
+TEXT, GRID, EDGE, PAPER = "#b00001", "#b00002", "#b00003", "#b00004"
+GOOD = "#a00004"  # a series too
 _SERIES = tuple(f"#a0000{i}" for i in range(1, 9))
 _VARIABLES = {
-    _TEXT: "--ink",
-    _GRID: "--grid",
-    _EDGE: "--rule",
-    _PAPER: "--paper",
+    TEXT: "--ink",
+    GRID: "--grid",
+    EDGE: "--rule",
+    PAPER: "--paper",
     **{color: f"--s{i}" for i, color in enumerate(_SERIES, 1)},
 }
 _MARKERS = "os^Dv<>P"
@@ -36,19 +37,19 @@ _STYLE: Any = {
     "svg.hashsalt": "turbokv",
     "font.family": "sans-serif",
     "font.size": 11,
-    "text.color": _TEXT,
-    "axes.edgecolor": _EDGE,
-    "axes.labelcolor": _TEXT,
+    "text.color": TEXT,
+    "axes.edgecolor": EDGE,
+    "axes.labelcolor": TEXT,
     "axes.facecolor": "none",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": _GRID,
+    "grid.color": GRID,
     "grid.linewidth": 0.7,
-    "xtick.color": _EDGE,
-    "ytick.color": _EDGE,
-    "xtick.labelcolor": _TEXT,
-    "ytick.labelcolor": _TEXT,
+    "xtick.color": EDGE,
+    "ytick.color": EDGE,
+    "xtick.labelcolor": TEXT,
+    "ytick.labelcolor": TEXT,
     "legend.frameon": False,
     "legend.fontsize": 10,
     "lines.linewidth": 1.8,
@@ -112,7 +113,7 @@ def kld_against_bits(run: Run) -> Plot:
 
     def draw(axes: Axes) -> None:
         by_label = {label: (bits, kld) for bits, kld, label in points}
-        axes.plot(*zip(*(by_label[label] for label in front), strict=True), color=_EDGE, linestyle="--", linewidth=1.2)
+        axes.plot(*zip(*(by_label[label] for label in front), strict=True), color=EDGE, linestyle="--", linewidth=1.2)
         for bits, kld, label in points:
             row, color, marker = _row_style(run, label)
             number = row.worst("kld_mean", highest=True)
@@ -134,7 +135,7 @@ def kld_against_bits(run: Run) -> Plot:
         "Fewer bits to the left, less harm at the bottom. On the dashed front, where no type has both fewer bits and"
         f" less harm: {', '.join(front)}."
     )
-    return Plot("kld-bits", title, summary, _svg("kld-bits", title, summary, draw))
+    return Plot("kld-bits", title, summary, svg_of("kld-bits", title, summary, draw))
 
 
 def points_between(points: Sequence[tuple[float, float, str]], bits: float) -> bool:
@@ -172,7 +173,7 @@ def kld_against_context(run: Run) -> Plot:
         axes.set_ylabel("mean KL divergence, nats")
 
     summary = f"Mean KL divergence at {_listed(contexts)} tokens of context; lower is better."
-    return Plot("kld-context", title, summary, _svg("kld-context", title, summary, draw))
+    return Plot("kld-context", title, summary, svg_of("kld-context", title, summary, draw))
 
 
 def speed_against_depth(run: Run, side: str, title: str) -> Plot:
@@ -195,7 +196,7 @@ def speed_against_depth(run: Run, side: str, title: str) -> Plot:
         axes.set_ylabel("tokens a second")
 
     summary = f"Medians at depths {_listed(depths)}; higher is better."
-    return Plot(name, title, summary, _svg(name, title, summary, draw))
+    return Plot(name, title, summary, svg_of(name, title, summary, draw))
 
 
 def memory_against_context(run: Run) -> Plot:
@@ -223,7 +224,7 @@ def memory_against_context(run: Run) -> Plot:
         axes.set_xlabel("context, tokens")
 
     summary = "Bytes of K and V for one sequence, from the sizes that the runs report; both axes double at each step."
-    return Plot("memory-context", title, summary, _svg("memory-context", title, summary, draw))
+    return Plot("memory-context", title, summary, svg_of("memory-context", title, summary, draw))
 
 
 def _row_style(run: Run, label: str) -> tuple[Row, str, str]:
@@ -280,7 +281,7 @@ def _label_points(axes: Axes, points: Sequence[tuple[float, float, str]]) -> Non
         taken.append(box(best))
         dx, dy, align = best
         axes.annotate(
-            label, (bits, kld), xytext=(dx, dy), textcoords="offset points", ha=align, fontsize=10, color=_TEXT
+            label, (bits, kld), xytext=(dx, dy), textcoords="offset points", ha=align, fontsize=10, color=TEXT
         )
 
 
@@ -313,7 +314,7 @@ def _listed(values: Sequence[int]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _svg(name: str, title: str, summary: str, draw: Callable[[Axes], None]) -> str:
+def svg_of(name: str, title: str, summary: str, draw: Callable[[Axes], None]) -> str:
     """Draws onto new axes; the SVG with colours as variables, ids that are unique on the page, a title and a text."""
     with rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")

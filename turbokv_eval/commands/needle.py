@@ -1,0 +1,126 @@
+"""`turbokv-eval needle`: planted facts at many contexts and positions; a comparison without anything else."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from turbokv_eval import api, generation_tables, needle, tabular
+from turbokv_eval.commands import measured
+from turbokv_eval.errors import CheckFailed
+
+_PATH = click.Path(path_type=Path)
+_DEFAULT = needle.Plan(contexts=(512, 1024, 2048), haystacks=4)
+
+
+def _positions(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
+    try:
+        positions = tuple(sorted(float(part) for part in value.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of percentages such as 0,50,100") from None
+    if not all(0 <= position <= 100 for position in positions) or len(set(positions)) != len(positions):
+        raise click.BadParameter(f"{value!r} has a position below 0 or above 100, or one twice")
+    if len(positions) > needle.MAX_POSITIONS:
+        raise click.BadParameter(f"{len(positions)} positions are more than the {needle.MAX_POSITIONS} facts there are")
+    return positions
+
+
+def _contexts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    try:
+        contexts = tuple(sorted(int(part) for part in value.split(",")))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is not a list of whole numbers such as 512,2048") from None
+    if min(contexts) < 1 or len(set(contexts)) != len(contexts):
+        raise click.BadParameter(f"{value!r} has a context below 1, or one twice")
+    return contexts
+
+
+def _listed(values: tuple[float, ...]) -> str:
+    return ",".join(f"{value:g}" for value in values)
+
+
+@click.command("needle")
+@click.argument("model", type=_PATH)
+@click.option("-f", "--file", "text", type=_PATH, help="The haystack, plain text.  [default: as compare]")
+@click.option("--types", default=api.DEFAULT_TYPES, show_default=True, help="Cache types, as compare takes them.")
+@click.option(
+    "--contexts",
+    "-c",
+    callback=_contexts,
+    default=_listed(_DEFAULT.contexts),
+    show_default=True,
+    metavar="N,N,...",
+    help="Tokens of haystack, question and answer.",
+)
+@click.option(
+    "--positions",
+    callback=_positions,
+    default=_listed(_DEFAULT.positions),
+    show_default=True,
+    metavar="P,P,...",
+    help="Of the facts, percent of the haystack before them.",
+)
+@click.option(
+    "--needles",
+    "-n",
+    "haystacks",
+    type=click.IntRange(min=1),
+    default=_DEFAULT.haystacks,
+    show_default=True,
+    help="At each context and position, each in a haystack of its own.",
+)
+@click.option("--seed", type=int, default=_DEFAULT.seed, show_default=True, help="Of facts and haystacks.")
+@click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
+@click.option("--gpu-layers", "-ngl", type=click.IntRange(min=0), metavar="N", help="As compare takes it.")
+@click.option("--run", "folder", type=_PATH, default="turbokv-needle", show_default=True, help="Folder of results.")
+@click.option("--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]")
+@click.option("-o", "--output", "form", type=click.Choice(tabular.FORMATS), default="table", show_default=True)
+def needle_command(
+    model: Path,
+    text: Path | None,
+    types: str,
+    threads: int | None,
+    gpu_layers: int | None,
+    folder: Path,
+    bin_dir: Path | None,
+    form: str,
+    **plan: Any,
+) -> None:
+    """Whether a model finds planted facts again, by context length and position, with each cache type.
+
+    \b
+    Example:
+      turbokv-eval needle MODEL.gguf --types f16,turbo3 --contexts 1024,4096
+
+    A haystack holds one fact at every position and is asked for each. Found: greedy generation gives the answer, of
+    those that the f32 reference finds; where it finds none, there is no evidence. The log-probability of the answers
+    tells types apart there too. Resumes like `compare`; `turbokv-eval report` draws the heat map.
+    """
+    document = measured.run_and_print(
+        lambda show: api.settings(
+            show,
+            model=model,
+            types=types,
+            texts=(text,) if text else (),
+            contexts=plan["contexts"],
+            chunks=0,
+            depths=(),
+            rounds=None,
+            repetitions=0,
+            quality=False,
+            speed=False,
+            trajectory=None,
+            needle=needle.Plan(**plan),
+            threads=threads,
+            gpu_layers=gpu_layers,
+            max_kld=0.1,
+            budget=None,
+            bin_dir=bin_dir,
+            model_sha256=None,
+        ),
+        folder,
+        form,
+        generation_tables.needle_csv,
+    )
+    if len(document["needle"]) < len(plan["contexts"]):
+        raise CheckFailed("; ".join(document["notes"]) or "not every context was measured")
