@@ -109,6 +109,7 @@ class World:
     def args(self, *more: str) -> list[str]:
         """Arguments of `compare` for the types, context and depth that were recorded."""
         fixed = ["compare", "-m", self.model, "-f", self.text, "--bin", self.bin, "--run", self.out, "--chunks", "4"]
+        fixed += ["--no-trajectory", "--no-needle"]
         return [*map(str, fixed), "--types", "f16,q8_0/turbo3,turbo2", "--depths", "0", "--rounds", "2", *more]
 
 

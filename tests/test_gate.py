@@ -14,7 +14,7 @@ from compare_world import whole
 
 from turbokv_eval import compare_view, gate
 from turbokv_eval.cli import main
-from turbokv_eval.compare_view import Needle, Number, Quality, Row, Run, Speed
+from turbokv_eval.compare_view import Needle, Number, Quality, Row, Run, Speed, Trajectory
 from turbokv_eval.errors import BadInput
 
 
@@ -36,7 +36,8 @@ def row(label: str, **changes: Any) -> Row:
             Quality(4096, "a", 4, {"kld_mean": Number(0.11), "ppl": Number(19.0), "same_top": Number(80.0)}),
         ),
         "speed": (Speed(0, Number(300.0), Number(150.0)), Speed(4096, Number(240.0), Number(90.0))),
-        "needle": (Needle(4096, 0, 1.0, 5), Needle(4096, 50, 0.8, 5)),
+        "needle": (Needle(4096, 0, 5, 5, -1.0), Needle(4096, 50, 4, 5, -2.0), Needle(4096, 99, 0, 0, -9.0)),
+        "trajectory": Trajectory(48, 8, 2, Number(20.5, 11.0, 29.0), Number(18.0), Number(83.0), Number(-9.0)),
         "commands": (),
     }
     return Row(**{**values, **changes})
@@ -71,6 +72,7 @@ def checked(text: str, tmp_path: Path, run: Run | None = None) -> dict[tuple[str
         ("min_tg_ratio", "0.9375", "0.94", "0.9375", "depth 0"),
         ("min_pp_ratio", "0.93", "0.94", "0.9375", "depth 0"),
         ("min_needle", "0.8", "0.81", "0.8", "context 4096, depth 50%"),
+        ("min_greedy", "20.5", "20.6", "20.5", ""),
         ("max_ppl_ratio", "1.0", "0.99", "1", ""),
     ],
 )
@@ -92,7 +94,7 @@ def test_own_limits_come_before_common_ones_and_false_is_none(tmp_path: Path) ->
 
 @pytest.mark.parametrize("budget", sorted(gate.BUDGETS))
 def test_what_was_not_measured_fails(budget: str, tmp_path: Path) -> None:
-    bare = row("turbo3", bits=None, kv_bytes=None, rss_bytes=None, quality=(), speed=(), needle=())
+    bare = row("turbo3", bits=None, kv_bytes=None, rss_bytes=None, quality=(), speed=(), needle=(), trajectory=None)
     limit = 10**12 if budget.startswith("max") else 0
     line = checked(f"[rows.turbo3]\n{budget} = {limit}\n", tmp_path, run_of(F16, bare))["turbo3", budget]
     assert (line.passed, line.value, line.reason) == (False, None, "not measured")

@@ -61,7 +61,7 @@ def full_run(**changes: Any) -> Run:
     """Two contexts, two depths, needles, windows: every part of the page has something to show."""
     caches = (Cache(2048, 9 << 20, False), Cache(512, 1 << 20, True))
     rows = [
-        row("f16", bits=16.0, kv_bytes=45 << 20, caches=caches, needle=()),
+        row("f16", bits=16.0, kv_bytes=45 << 20, caches=caches, needle=(), trajectory=None),
         row("turbo3", caches=caches),
         row("q8_0/turbo3", bits=5.875, caches=caches, quality=row("x").quality[:1]),
     ]

@@ -163,7 +163,7 @@ class Needles(_Generation):
 
     def steps(self) -> Iterator[Step]:
         """Every step, in order."""
-        weight = self._plan.haystacks * (self._ctx + 40 * len(self._plan.positions))
+        weight = self._plan.haystacks(self._ctx) * self._ctx + 40 * len(self._ids)
         yield f"needles at context {self._ctx}, reference", weight, self._run_reference
         for config, row in self._rows():
             yield f"needles at context {self._ctx}, {config.label}", weight, _bound(self._run_row, config, row)

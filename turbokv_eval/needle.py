@@ -1,6 +1,6 @@
 """Needle retrieval: facts planted at positions of a haystack of text, and asked for behind it.
 
-One haystack holds a fact at every position, each with a key of its own, and is asked for all of them, so that a fact
+One haystack holds facts at every position, each with a key of its own, and is asked for all of them, so that a fact
 has to be told from the others (Hsieh et al. 2024, RULER, multi-key NIAH). The questions share the haystack, which is
 computed once. The model goes along the expected answer: greedy generation would give that answer exactly where every
 token of it is the most probable one, and its log-probability tells types apart where a small model finds nothing.
@@ -38,14 +38,24 @@ _FACT_TOKENS, _OTHER_TOKENS = 20, 24
 class Plan:
     """contexts: tokens that prompt and answer may take; each is a haystack length.
 
-    positions: of the facts, percent of the haystack before them. haystacks: at each context, which is how many needles
-    a cell (a context and a position) has. seed: of facts and of where in the text a haystack begins.
+    positions: of the facts, percent of the haystack before them. needles: in each cell, which is a context and a
+    position; as many of them share a haystack as fill half a context with facts. seed: of facts, and of where in the
+    text a haystack begins.
     """
 
     contexts: tuple[int, ...] = (512,)
     positions: tuple[float, ...] = (0, 25, 50, 75, 100)
-    haystacks: int = 2
+    needles: int = 2
     seed: int = 0
+
+    def together(self, ctx: int) -> int:
+        """Needles of one cell that share a haystack."""
+        facts = min(ctx // (2 * _FACT_TOKENS), MAX_POSITIONS)
+        return min(self.needles, max(1, facts // len(self.positions)))
+
+    def haystacks(self, ctx: int) -> int:
+        """Haystacks at a context."""
+        return -(-self.needles // self.together(ctx))
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,26 +75,25 @@ class Needle:
 def needles(plan: Plan, ctx: int) -> list[Needle]:
     """Every fact at one context, by haystack and position; the same for the same plan."""
     found = []
-    for haystack in range(plan.haystacks):
+    for haystack in range(plan.haystacks(ctx)):
         rng = random.Random(f"{plan.seed} {ctx} {haystack}")
-        kinds, names = (
-            rng.sample(_KINDS.split(","), len(plan.positions)),
-            rng.sample(_NAMES.split(","), len(plan.positions)),
-        )
-        for position, (kind, name) in enumerate(zip(kinds, names, strict=True)):
+        own = min(plan.together(ctx), plan.needles - len(found) // len(plan.positions))
+        places = [position for position in range(len(plan.positions)) for _ in range(own)]
+        kinds, names = (rng.sample(words.split(","), len(places)) for words in (_KINDS, _NAMES))
+        for i, (position, kind, name) in enumerate(zip(places, kinds, names, strict=True)):
             answer = f" {rng.randrange(10 ** (_DIGITS - 1), 10**_DIGITS)}"
-            question = f"The {kind} of {name} is"
-            found.append(Needle(f"{haystack}/{position}", haystack, position, question, answer))
+            found.append(Needle(f"{haystack}/{i}", haystack, position, f"The {kind} of {name} is", answer))
     return found
 
 
 def haystack_tokens(plan: Plan, ctx: int) -> int:
     """Tokens of text in a haystack, as many as should fit. Raises BadInput when there is no room for text."""
-    room = ctx - len(plan.positions) * _FACT_TOKENS - _OTHER_TOKENS
-    if room < len(plan.positions):
+    facts = plan.together(ctx) * len(plan.positions)
+    room = ctx - facts * _FACT_TOKENS - _OTHER_TOKENS
+    if room < facts:
         raise BadInput(
-            f"a context of {ctx} tokens has no room for text beside {len(plan.positions)} facts: use larger contexts"
-            f" or fewer positions"
+            f"a context of {ctx} tokens has no room for text beside {facts} facts: use larger contexts or fewer"
+            f" positions"
         )
     return room
 
@@ -96,7 +105,7 @@ def prompts(plan: Plan, text: str, ctx: int, n_hay: int) -> list[dict[str, Any]]
     """
     found: list[dict[str, Any]] = []
     all_needles = needles(plan, ctx)
-    for haystack in range(plan.haystacks):
+    for haystack in range(plan.haystacks(ctx)):
         start = random.Random(f"{plan.seed} {ctx} {haystack} text").randrange(len(text))
         name = str(haystack)
         found.append({"text": name, "content": generate.excerpt(text, start, n_hay)})

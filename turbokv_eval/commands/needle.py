@@ -10,7 +10,7 @@ from turbokv_eval.commands import measured
 from turbokv_eval.errors import CheckFailed
 
 _PATH = click.Path(path_type=Path)
-_DEFAULT = needle.Plan(contexts=(512, 1024, 2048), haystacks=4)
+_DEFAULT = needle.Plan(contexts=(512, 1024, 2048), needles=4)
 
 
 def _positions(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
@@ -63,11 +63,10 @@ def _listed(values: tuple[float, ...]) -> str:
 @click.option(
     "--needles",
     "-n",
-    "haystacks",
     type=click.IntRange(min=1),
-    default=_DEFAULT.haystacks,
+    default=_DEFAULT.needles,
     show_default=True,
-    help="At each context and position, each in a haystack of its own.",
+    help="At each context and position.",
 )
 @click.option("--seed", type=int, default=_DEFAULT.seed, show_default=True, help="Of facts and haystacks.")
 @click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
@@ -92,7 +91,7 @@ def needle_command(
     Example:
       turbokv-eval needle MODEL.gguf --types f16,turbo3 --contexts 1024,4096
 
-    A haystack holds one fact at every position and is asked for each. Found: greedy generation gives the answer, of
+    A haystack holds facts at every position and is asked for each. Found: greedy generation gives the answer, of
     those that the f32 reference finds; where it finds none, there is no evidence. The log-probability of the answers
     tells types apart there too. Resumes like `compare`; `turbokv-eval report` draws the heat map.
     """
