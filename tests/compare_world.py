@@ -69,6 +69,43 @@ for line in text.splitlines(True):
 sys.exit(reply.get("rc", 0))
 """
 
+# Stands for llama-kv-generate: logs what was recorded of the same cache, and answers by rule. The reference generates
+# 0, 1, 2, ...; every other cache goes along, but turbo2 has another token from position 3 on, and finds no needle.
+# replies.json as above: role "generate"; "miss": needles that are not found, "excess": tokens that do not fit at first.
+_GENERATE = r"""#!{python}
+import json, os, sys, time
+here, fixtures = os.path.dirname(os.path.abspath(__file__)), {fixtures!r}
+args = sys.argv[1:]
+value = lambda name: args[args.index(name) + 1] if name in args else None
+k, v = value("-ctk"), value("-ctv")
+label = k if k == v else k + "-" + v
+prompts = [json.loads(line) for line in open(value("-f"))]
+what = "trajectory" if os.path.basename(value("-f")).startswith("trajectory") else "needle"
+floor = label == "f32" and value("--kv-condition") == "on"
+key = what + " " + ("noise floor" if floor else label)
+with open(os.path.join(here, "calls.txt"), "a") as calls:
+    calls.write(key + "\n")
+again = open(os.path.join(here, "calls.txt")).read().count(key) > 1
+reply = json.load(open(os.path.join(here, "replies.json"))).get(key, {{}})
+if again and "once" in reply:
+    reply = {{}}
+time.sleep(reply.get("sleep", 0))
+if "excess" in reply and not again:
+    sys.exit("error: prompt '0/0' needs %d tokens of context, and there are %s: use a larger -c"
+             % (int(value("-c")) + reply["excess"], value("-c")))
+log = "quality-f32.log" if floor else "reference.log" if label == "f32" else "load-%s.log" % label
+sys.stderr.write(reply.get("text", open(os.path.join(fixtures, log)).read()))
+for number, prompt in enumerate(line for line in prompts if "id" in line):
+    reference = prompt.get("reference", list(range(prompt.get("n_predict", 0))))
+    asked = reference if isinstance(reference, list) else list(map(ord, reference))
+    other = label == "turbo2" or number in reply.get("miss", [])
+    tokens = [token if i < 3 or not other else token + 1 for i, token in enumerate(asked)]
+    logprob = -2.0 if other else -0.1
+    print(json.dumps({{"id": prompt["id"], "n_prompt": 40 + number, "n_reused": 0, "tokens": tokens, "text": "",
+                      "reference": asked, "logprobs": [logprob] * len(asked)}}), flush=True)
+sys.exit(reply.get("rc", 0))
+"""
+
 
 def recorded(name: str) -> str:
     return (FIXTURES / name).read_text(encoding="utf-8")
@@ -89,6 +126,9 @@ class World:
             program = self.bin / name
             program.write_text(_PROGRAM.format(python=sys.executable, fixtures=str(FIXTURES)), encoding="utf-8")
             program.chmod(0o755)
+        generate = self.bin / "llama-kv-generate"
+        generate.write_text(_GENERATE.format(python=sys.executable, fixtures=str(FIXTURES)), encoding="utf-8")
+        generate.chmod(0o755)
         self.reply()
 
     def reply(self, **replies: dict[str, Any]) -> None:
@@ -107,9 +147,12 @@ class World:
         return found
 
     def args(self, *more: str) -> list[str]:
-        """Arguments of `compare` for the types, context and depth that were recorded."""
+        """Arguments of `compare` for the types, context and depth that were recorded; without generation."""
+        return self.generating("--no-trajectory", "--no-needle", *more)
+
+    def generating(self, *more: str) -> list[str]:
+        """The same with trajectory and needles."""
         fixed = ["compare", "-m", self.model, "-f", self.text, "--bin", self.bin, "--run", self.out, "--chunks", "4"]
-        fixed += ["--no-trajectory", "--no-needle"]
         return [*map(str, fixed), "--types", "f16,q8_0/turbo3,turbo2", "--depths", "0", "--rounds", "2", *more]
 
 

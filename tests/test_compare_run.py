@@ -76,8 +76,8 @@ def test_without_speed(world: World) -> None:
 
 def test_bench_is_the_comparison_without_quality(world: World) -> None:
     args = ["bench", *world.args()[1:]]
-    for option in ("-f", "--chunks"):
-        del args[args.index(option) : args.index(option) + 2]
+    for option, values in (("-f", 1), ("--chunks", 1), ("--no-trajectory", 0), ("--no-needle", 0)):
+        del args[args.index(option) : args.index(option) + 1 + values]
     result = invoke(*args)
     assert result.exit_code == 0, result.stderr
     assert not any(call.startswith(("reference", "quality")) for call in world.calls)

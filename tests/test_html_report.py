@@ -16,7 +16,7 @@ from test_gate import VERSION_1, row
 from turbokv_eval import compare_view, html_report
 from turbokv_eval.cli import main
 from turbokv_eval.compare_view import Cache, Needle, Number, Quality, Run, Speed
-from turbokv_eval.html_report import plots
+from turbokv_eval.html_report import needle_plot, plots
 
 _VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -86,13 +86,14 @@ def test_every_part_of_the_page_is_there() -> None:
     text = html_report.render(full_run())
     page = Page(text)
     assert {"tables", "plots", "needle", "provenance", "commands", "data"} <= set(page.ids)
-    assert page.tags.count("svg") == 5
+    # five plots and one needle map
+    assert page.tags.count("svg") == 6
     assert "No plot" not in text
     assert "Use turbo3." in text
     assert "a note" in text
-    # tables of size, two qualities and speed, and one needle map for each of the two rows that have one
+    # tables of size, two qualities, trajectory, speed and needles
     assert page.tags.count("table") == 6
-    for number in ("0.0800", "0.1100", "16.000", "80%", "240", "90.0"):
+    for number in ("0.0800", "0.1100", "16.000", "4 of 5", "no evidence", "20.5 ±9.0", "2 of 8", "240", "90.0"):
         assert number in page.cells
     assert "turbokv-eval compare -f &#39;my text.txt&#39;" in text
 
@@ -130,7 +131,7 @@ def test_the_same_document_gives_the_same_page() -> None:
 
 
 def test_nothing_measured_is_said_and_not_left_empty() -> None:
-    bare = row("turbo3", bits=None, kv_bytes=None, cells=None, quality=(), speed=(), needle=())
+    bare = row("turbo3", bits=None, kv_bytes=None, cells=None, quality=(), speed=(), needle=(), trajectory=None)
     text = html_report.render(full_run(rows=(bare,), notes=(), recommendation=""))
     Page(text)
     assert text.count("No plot: ") == 5
@@ -208,10 +209,15 @@ def test_a_window_grows_to_its_end_and_no_further() -> None:
 
 
 def test_needle_cells_lie_where_they_were_measured() -> None:
-    needles = (Needle(1024, 0, 1.0, 5), Needle(2048, 50, 0.4, 5))
-    [found] = html_report.heat_maps(full_run(rows=(row("a", needle=needles),)))
-    assert (found.contexts, found.depths) == (["1024", "2048"], ["0%", "50%"])
-    assert found.cells == [[1.0, None], [None, 0.4]]
+    needles = (Needle(1024, 0, 5, 5, -1.0), Needle(2048, 50, 2, 5, -2.0), Needle(2048, 75, 0, 0, -3.0))
+    run = full_run(rows=(row("a", needle=needles),), needle_reference=(Needle(2048, 50, 5, 6, -1.5),))
+    assert needle_plot.needle_contexts(run) == [1024, 2048]
+    table = html_report.needle_table(run, 2048)
+    assert table.heads[1:3] == ["50%", "75%"]
+    assert [row[:3] for row in table.rows] == [["f32, of all", "5 of 6", "\N{EN DASH}"], ["a", "2 of 5", "no evidence"]]
+    plot = needle_plot.needle_plot(run, 2048)
+    assert [mark in plot.svg for mark in ("40%", "75%", "100%")] == [True, True, False]
+    assert re.findall(r"#[0-9a-f]{6}", plot.svg) == []
 
 
 def test_numbers_are_shown_with_half_their_interval() -> None:

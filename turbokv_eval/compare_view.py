@@ -96,7 +96,8 @@ class Row:
     """One cache type. None or empty: not measured.
 
     kv_bytes: of the cache as the run reports it, for `cells` tokens; caches: its parts. rss_bytes: peak resident memory
-    of a run. conditioned: whether its keys were. commands: what was run.
+    of a run. conditioned: whether its keys were. commands: what was run. dlogprob: by context, log-probability of the
+    needles' answers less the reference's, nats.
     """
 
     label: str
@@ -115,6 +116,7 @@ class Row:
     trajectory: Trajectory | None
     needle: tuple[Needle, ...]
     commands: tuple[tuple[str, ...], ...]
+    dlogprob: Mapping[int, Number] = field(default_factory=dict)
 
     def worst(self, name: str, *, highest: bool) -> Number | None:
         """The highest or lowest value of a quality number over all texts and contexts; None when any lacks it."""
@@ -147,6 +149,8 @@ class Run:
 
     document:     as it was read, in the form of the current version.
     noise_floors: by text and context: mean KLD, in nats, that rounding alone gives.
+    trajectory_floor: mean of the tokens of a trajectory that rounding alone leaves like the reference's.
+    needle_reference: what the reference finds, of all needles.
     """
 
     document: dict[str, Any]
@@ -156,6 +160,8 @@ class Run:
     reference: str
     recommendation: str = ""
     noise_floors: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    trajectory_floor: Number | None = None
+    needle_reference: tuple[Needle, ...] = ()
 
     def row(self, label: str) -> Row | None:
         return next((row for row in self.rows if row.label == label), None)
@@ -276,8 +282,10 @@ def _view(document: dict[str, Any]) -> Run:
                 for cell in score["cells"]
             ),
             commands=tuple(tuple(argv) for argv in found["commands"]),
+            dlogprob={score["ctx"]: _with_ends(score, "dlogprob") for score in found["needle"]},
         )
 
+    floor = (document["trajectory"] or {}).get("noise_floor")
     reference = next((entry["reference"]["type"] for entry in entries if entry["reference"]), None)
     return Run(
         document=document,
@@ -292,6 +300,8 @@ def _view(document: dict[str, Any]) -> Run:
             for entry in entries
             if entry["noise_floor"]
         },
+        trajectory_floor=_with_ends(floor["score"], "mean") if floor else None,
+        needle_reference=tuple(needle for entry in document["needle"] for needle in _needle_reference(entry)),
     )
 
 
@@ -299,18 +309,35 @@ def _trajectory(document: dict[str, Any], score: dict[str, Any] | None) -> Traje
     if score is None:
         return None
 
-    def number(name: str) -> Number:
-        return Number(score[name], *(score[f"{name}_interval"] or ()))
-
     return Trajectory(
         n_predict=document["trajectory"]["n_predict"],
         n=len(score["lengths"]),
         censored=score["censored"],
-        mean=number("mean"),
-        median=number("median"),
-        top1=number("top1"),
-        from_floor=None if score["from_floor"] is None else number("from_floor"),
+        mean=_with_ends(score, "mean"),
+        median=_with_ends(score, "median"),
+        top1=_with_ends(score, "top1"),
+        from_floor=None if score["from_floor"] is None else _with_ends(score, "from_floor"),
     )
+
+
+def _with_ends(score: dict[str, Any], name: str) -> Number:
+    return Number(score[name], *(score[f"{name}_interval"] or ()))
+
+
+def _needle_reference(entry: dict[str, Any]) -> list[Needle]:
+    cells: dict[float, list[dict[str, Any]]] = {}
+    for needle in entry["needles"]:
+        cells.setdefault(needle["position"], []).append(needle)
+    return [
+        Needle(
+            entry["ctx"],
+            position,
+            sum(needle["found"] for needle in cell),
+            len(cell),
+            sum(needle["logprob"] for needle in cell) / len(cell),
+        )
+        for position, cell in sorted(cells.items())
+    ]
 
 
 def _caches(kv: dict[str, Any]) -> tuple[Cache, ...]:

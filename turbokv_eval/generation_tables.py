@@ -21,13 +21,12 @@ def _trajectory(document: dict[str, Any]) -> Table:
     measured = document["trajectory"]
     table = wide.table(
         "cache\nK/V",
-        f"greedy tokens\nlike f32, of {measured['n_predict']}",
+        f"tokens like\nf32, of {measured['n_predict']}",
         "95%",
         "median",
         "95%",
         "to the\nend",
         "less\nnoise floor",
-        "95%",
         "same top\ntoken %",
         "95%",
     )
@@ -35,7 +34,7 @@ def _trajectory(document: dict[str, Any]) -> Table:
     scores = [("noise floor", floor["score"])] if floor else []
     scores += [(row["label"], row["trajectory"]) for row in document["rows"]]
     for label, score in scores:
-        table.add_row(label, *(_agreement(score) if score else ["-"] * 9))
+        table.add_row(label, *(_agreement(score) if score else ["-"] * 8))
     return table
 
 
@@ -47,7 +46,6 @@ def _agreement(score: dict[str, Any]) -> list[str]:
         _ends(score["median_interval"], 1),
         f"{score['censored']}/{len(score['lengths'])}",
         "-" if score["from_floor"] is None else f"{score['from_floor']:+.1f}",
-        _ends(score["from_floor_interval"], 1, sign="+"),
         f"{score['top1']:.1f}",
         _ends(score["top1_interval"], 1),
     ]
@@ -106,7 +104,7 @@ def about(document: dict[str, Any]) -> Iterator[str]:
     """What must be known to read the tables."""
     if measured := document["trajectory"]:
         yield (
-            f"Greedy tokens like f32: before the first that differs from the f32 reference's own text, over"
+            f"Tokens like f32: greedy ones before the first that differs from the f32 reference's own text, over"
             f" {measured['prompts']} prompts of {measured['n_prompt']} tokens; an agreement to the end counts as"
             f" {measured['n_predict']} (censored). Same top token: along that text. 95%: bootstrap over prompts."
         )

@@ -12,8 +12,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from turbokv_eval import generation_tables
-from turbokv_eval.compare_view import Number, Quality, Run
+from turbokv_eval.compare_view import Needle, Number, Quality, Run
 from turbokv_eval.html_report.needle_plot import needle_contexts, needle_plot
 from turbokv_eval.html_report.plots import all_plots, front_points, pareto_front
 from turbokv_eval.units import MIB, format_size
@@ -177,46 +176,36 @@ def _speed(run: Run) -> Table:
 
 
 def _trajectory(run: Run) -> Table:
-    measured = run.document["trajectory"]
-    rows = [
-        [
-            row.label,
-            _measured(found.mean, 1),
-            f"{found.median.value:g}",
-            f"{found.censored} of {found.n}",
-            _measured(found.from_floor, 1),
-            _measured(found.top1, 1),
-        ]
-        if (found := row.trajectory)
-        else [row.label, *[_NONE] * 5]
-        for row in run.rows
-    ]
-    floor = measured["noise_floor"]
+    rows, shapes = [], []
+    for row in run.rows:
+        found = row.trajectory
+        if found is None:
+            rows.append([row.label, *[_NONE] * 5])
+            continue
+        shapes.append((found.n, found.n_predict))
+        cells = [_measured(found.mean, 1), f"{found.median.value:g}", f"{found.censored} of {found.n}"]
+        rows.append([row.label, *cells, _measured(found.from_floor, 1), _measured(found.top1, 1)])
+    n, n_predict = shapes[0]
+    floor = run.trajectory_floor
     return Table(
         "trajectory",
-        f"Token trajectory: {measured['prompts']} prompts, {measured['n_predict']} greedy tokens each",
+        f"Token trajectory: {n} prompts, {n_predict} greedy tokens each",
         ["cache K/V", "tokens like f32", "median", "to the end", "less noise floor", "same top %"],
         rows,
         "Greedy tokens before the first that differs from the f32 reference's own text; an agreement to the end counts"
-        f" as {measured['n_predict']} (censored). Same top token: along that text. ± is half a 95% bootstrap interval"
-        " over prompts."
-        + (f" Rounding alone (noise floor) gives {floor['score']['mean']:.1f} tokens." if floor else ""),
+        f" as {n_predict} (censored). Same top token: along that text. ± is half a 95% bootstrap interval over prompts."
+        + (f" Rounding alone (noise floor) gives {floor.value:.1f} tokens." if floor else ""),
     )
 
 
 def needle_table(run: Run, ctx: int) -> Table:
     """Needles found at one context, by position."""
-    entry = next(entry for entry in run.document["needle"] if entry["ctx"] == ctx)
-    depths = sorted({needle["position"] for needle in entry["needles"]})
-    groups = [[needle for needle in entry["needles"] if needle["position"] == depth] for depth in depths]
-    rows = [["f32, of all", *(f"{sum(needle['found'] for needle in group)}/{len(group)}" for group in groups), _NONE]]
+    depths = sorted({needle.depth for row in run.rows for needle in row.needle if needle.ctx == ctx})
+    reference = {needle.depth: needle for needle in run.needle_reference if needle.ctx == ctx}
+    rows = [["f32, of all", *(_share(reference.get(depth)) for depth in depths), _NONE]] if reference else []
     for row in run.rows:
-        score = generation_tables.at(next(r for r in run.document["rows"] if r["label"] == row.label), ctx)
-        if score is None:
-            rows.append([row.label, *[_NONE] * (len(depths) + 1)])
-            continue
-        cells = [f"{cell['found']}/{cell['n']}" if cell["n"] else "no evidence" for cell in score["cells"]]
-        rows.append([row.label, *cells, _measured(Number(score["dlogprob"], *(score["dlogprob_interval"] or ())), 2)])
+        own = {needle.depth: needle for needle in row.needle if needle.ctx == ctx}
+        rows.append([row.label, *(_share(own.get(depth)) for depth in depths), _measured(row.dlogprob.get(ctx), 2)])
     return Table(
         f"needle-{ctx}",
         f"Needles found at {ctx} tokens, by position in the text",
@@ -225,6 +214,12 @@ def needle_table(run: Run, ctx: int) -> Table:
         "Planted facts that greedy generation finds, of those that the f32 reference finds. Log p: of the answer, nats,"
         " mean over all facts; ± is half a 95% bootstrap interval.",
     )
+
+
+def _share(needle: Needle | None) -> str:
+    if needle is None:
+        return _NONE
+    return f"{needle.found} of {needle.n}" if needle.n else "no evidence"
 
 
 def provenance(run: Run) -> list[tuple[str, str]]:
