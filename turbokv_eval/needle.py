@@ -74,7 +74,7 @@ class Needle:
 
 def needles(plan: Plan, ctx: int) -> list[Needle]:
     """Every fact at one context, by haystack and position; the same for the same plan."""
-    found = []
+    found: list[Needle] = []
     for haystack in range(plan.haystacks(ctx)):
         rng = random.Random(f"{plan.seed} {ctx} {haystack}")
         own = min(plan.together(ctx), plan.needles - len(found) // len(plan.positions))
