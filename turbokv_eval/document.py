@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from turbokv_eval import bench, chunk_statistics, perplexity, provenance
+from turbokv_eval import bench, chunk_statistics, compare_schema, perplexity, provenance
 from turbokv_eval.assets import sha256_file
 from turbokv_eval.settings import Settings
-
-# A change of meaning of any field is a new number.
-SCHEMA_VERSION = 2
 
 
 def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
     """Settings, model, text, build and machine, and a pending row for each cache type. command: as it was called."""
     model = settings.model
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": compare_schema.VERSION,
         "tool": "turbokv-eval compare",
         "status": "running",
         "started": provenance.now(),
