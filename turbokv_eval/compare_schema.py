@@ -12,7 +12,8 @@ VERSION = 2
 @cache
 def schema() -> dict[str, Any]:
     """JSON Schema, draft 2020-12."""
-    found: dict[str, Any] = json.loads(resources.files("turbokv_eval").joinpath(f"compare-{VERSION}.schema.json").read_text("utf-8"))
+    file = resources.files("turbokv_eval").joinpath(f"compare-{VERSION}.schema.json")
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
     return found
 
 
