@@ -88,7 +88,7 @@ def _shared(command: Any) -> Any:
     """The options that `compare` and `bench` have in common."""
     options = (
         click.option("-m", "--model", type=PATH, help="GGUF model.  [default: SmolLM2-135M-Instruct, downloaded once]"),
-        click.option("--model-sha256", metavar="HEX", help="Refuse a model with another SHA-256."),
+        click.option("--model-sha256", metavar="HEX", help="Refuse a model with another SHA-256; always reads all of it."),
         click.option(
             "--types",
             default=api.DEFAULT_TYPES,
