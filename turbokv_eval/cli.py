@@ -23,7 +23,6 @@ from turbokv_eval.units import parse_size
     cls=Group,
     examples=("turbokv-eval build && turbokv-eval compare -m MODEL.gguf -f TEXT",),
     failed="a check failed",
-    stoppable=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="turbokv-eval")
@@ -41,7 +40,6 @@ def main() -> None:
     ),
     failed="it does not compile, or a source is not the one that is pinned",
     cannot="no compiler, git, network, memory or disk space",
-    stoppable=True,
 )
 @click.option("--backend", type=click.Choice(build.BACKENDS), default="cpu", show_default=True, help="What runs it.")
 @click.option(
@@ -88,7 +86,7 @@ def _shared(command: Any) -> Any:
     """The options that `compare` and `bench` have in common."""
     options = (
         click.option("-m", "--model", type=PATH, help="GGUF model.  [default: SmolLM2-135M-Instruct, downloaded once]"),
-        click.option("--model-sha256", metavar="HEX", help="Refuse a model with another SHA-256; always reads all of it."),
+        click.option("--model-sha256", metavar="HEX", help="Read all of the model, refuse another SHA-256."),
         click.option(
             "--types",
             default=api.DEFAULT_TYPES,
@@ -145,7 +143,6 @@ _CANNOT = "the programs are not built, no network for the default model, no disk
     ),
     failed=_FAILED,
     cannot=_CANNOT,
-    stoppable=True,
 )
 @click.option(
     "-f",
@@ -190,7 +187,6 @@ def compare_command(selftest: bool, **options: Any) -> None:
     examples=("turbokv-eval bench -m MODEL.gguf --types f16,turbo3 --depths 0,8192",),
     failed="a row failed",
     cannot=_CANNOT,
-    stoppable=True,
 )
 @_shared
 def bench_command(**options: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from turbokv_eval import tabular
+from turbokv_eval.errors import Interrupted
 
 PATH = click.Path(path_type=Path)
 
@@ -27,7 +28,7 @@ threads_option = click.option("--threads", "-t", type=click.IntRange(min=1), hel
 
 
 class _Help(click.Command):
-    """examples: whole command lines. failed, cannot: when the exit code is 1 and 3. stoppable: Ctrl-C is answered."""
+    """examples: whole command lines. failed, cannot: when the exit code is 1 and 3."""
 
     def __init__(
         self,
@@ -35,13 +36,17 @@ class _Help(click.Command):
         examples: Sequence[str],
         failed: str = "a check failed (none here)",
         cannot: str = "the machine cannot",
-        stoppable: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = tuple(examples)
-        self._exits = f"Exit codes: 0 ok; 1 {failed}; 2 bad usage or input; 3 {cannot}"
-        self._exits += "; 130 interrupted." if stoppable else "."
+        self._exits = f"Exit codes: 0 ok; 1 {failed}; 2 bad usage or input; 3 {cannot}; 130 interrupted."
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # which click would make a 1
+            raise Interrupted("stopped") from None
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write("Example:\n" + "".join(f"  {line}\n" for line in self.examples) + "\n")

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from turbokv_eval import build, preflight, provenance
 from turbokv_eval.commands.command import PATH, Command, bin_option, form_option, threads_option
-from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
+from turbokv_eval.errors import BadInput, CheckFailed
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.progress import meter
 
@@ -62,7 +62,6 @@ def capture_command(
         "turbokv-eval lab attention MODEL.capture.gguf --side keys -o csv",
     ),
     failed="no method could be measured",
-    stoppable=True,
 )
 @click.argument("file", metavar="CAPTURE", type=PATH)
 @click.option(
@@ -104,13 +103,10 @@ def attention_command(
     wanted = _named(baseline, "--baseline") if baseline else BASELINES
     if plot is not None:
         plots.check_plot(plot)
-    try:
-        with meter(Console(stderr=True)) as show:
-            rows, failed = attention.measure(
-                found, chosen, by_side, METHODS, settings, other, lambda part, what: show.update(part, 1.0, what)
-            )
-    except KeyboardInterrupt:
-        raise Interrupted("stopped; nothing was written") from None
+    with meter(Console(stderr=True)) as show:
+        rows, failed = attention.measure(
+            found, chosen, by_side, METHODS, settings, other, lambda part, what: show.update(part, 1.0, what)
+        )
     document = attention.document(found, chosen, rows, failed, wanted, settings, other)
     if plot is not None:
         plots.save_pareto(document, plot)

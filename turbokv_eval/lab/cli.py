@@ -7,7 +7,7 @@ from rich.console import Console
 
 from turbokv_eval import tabular
 from turbokv_eval.commands.command import Command, Group, form_option
-from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
+from turbokv_eval.errors import BadInput, CheckFailed
 from turbokv_eval.lab.attention_cli import attention_command, capture_command
 from turbokv_eval.progress import meter
 
@@ -49,7 +49,6 @@ def _list(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
     cls=Command,
     examples=("turbokv-eval lab theory --dims 128 -o json",),
     failed="a claim of the paper is contradicted",
-    stoppable=True,
 )
 @click.option("--dims", callback=_list, metavar="N,N,...", help="Head dimensions.  [default: 64,80,96,128,256]")
 @click.option("--bits", callback=_list, metavar="N,N,...", help="Bits a value, 1 to 8.  [default: 1,2,3,4]")
@@ -65,11 +64,8 @@ def theory_command(form: str, **chosen: tuple[int, ...] | int | None) -> None:
     from turbokv_eval.lab import theory, theory_report
 
     settings = theory.Settings(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
-    try:
-        with meter(Console(stderr=True)) as show:
-            document = theory.measure(settings, show.update)
-    except KeyboardInterrupt:
-        raise Interrupted("stopped; nothing was written") from None
+    with meter(Console(stderr=True)) as show:
+        document = theory.measure(settings, show.update)
     click.echo(theory_report.FORMS[form](document), nl=False)
     if document["broken"]:
         raise CheckFailed(f"{len(document['broken'])} claims contradicted: {document['broken'][0]}")
