@@ -53,7 +53,8 @@ bench: $(STAMP) ## Speed: kernels, cache types at depth in one process, llama-be
 	@sh ci/bench.sh $(VENV) $(ARGS)
 
 bench-upstream: $(STAMP) ## The types upstream has, against a build of upstream alone: ratios (ROUNDS=15 MODEL= DEPTH=)
-	@sh ci/upstream-bench.sh $(VENV) $(ROUNDS)
+	@$(EVAL) build >/dev/null
+	@$(PY) ci/upstream_bench.py $(ROUNDS)
 
 fork-apply: $(STAMP) ## Materialise upstream + patches + overlay in build/llama.cpp
 	@$(PY) -m turbokv_eval.fork apply $(ARGS)

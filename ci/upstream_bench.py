@@ -1,12 +1,17 @@
-"""llama-bench of the fork and of upstream alone, in turn (see upstream-bench.sh)."""
+"""The cache types that upstream has: are they as fast as in a build of upstream without this fork?
+
+Usage: upstream_bench.py [ROUNDS] [--model GGUF] [--depth N], after `turbokv-eval build`
+
+Builds upstream alone in build/upstream, with the options of the fork's build, then runs llama-bench of both in turn.
+Prints the ratio of the medians, fork to upstream, with its 95 % percentile bootstrap interval, paired by round.
+"""
 
 import json
-import os
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 
+import click
 import numpy as np
 from scipy.stats import bootstrap
 
@@ -34,18 +39,20 @@ def build_upstream() -> Path:
     return out / "bin"
 
 
-def speeds(bin_dir: Path, model: Path, cache: str, depth: str) -> tuple[float, float]:
+def speeds(bin_dir: Path, model: Path, cache: str, depth: int) -> tuple[float, float]:
     """Tokens a second of a prompt and of generation."""
-    argv = [bin_dir / "llama-bench", "-m", model, "-o", "json", "-r", "1", "-t", "2", "-fa", "1", "-d", depth]
+    argv = [bin_dir / "llama-bench", "-m", model, "-o", "json", "-r", "1", "-t", "2", "-fa", "1", "-d", str(depth)]
     argv += ["-p", str(N_PROMPT), "-n", str(N_GEN), "-ctk", cache, "-ctv", cache]
     tests = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout)
     return tests[0]["avg_ts"], tests[1]["avg_ts"]
 
 
-def main() -> None:
-    rounds = int(sys.argv[1])
-    model = Path(os.environ["MODEL"]) if "MODEL" in os.environ else assets.fetch(assets.MODEL)
-    depth = os.environ.get("DEPTH", "1024")
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, help=__doc__)
+@click.argument("rounds", type=click.IntRange(min=2), default=15)
+@click.option("--model", type=click.Path(path_type=Path, exists=True), envvar="MODEL", help="[default: SmolLM2-135M]")
+@click.option("--depth", type=click.IntRange(min=0), default=1024, show_default=True, envvar="DEPTH", help="Tokens.")
+def main(rounds: int, model: Path | None, depth: int) -> None:
+    model = model or assets.fetch(assets.MODEL)
     bins = {"fork": build.default_bin(), "upstream": build_upstream()}
     for cache in TYPES:
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in bins}
@@ -69,4 +76,5 @@ def main() -> None:
             )
 
 
-main()
+if __name__ == "__main__":
+    main()
