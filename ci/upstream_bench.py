@@ -65,8 +65,8 @@ def compare_instructions(model: Path) -> None:
     for cache in TYPES:
         found = {name: instructions(bin_dir, model, cache) for name, bin_dir in bins.items()}
         print(
-            f"{cache:5} billions of instructions: fork {found['fork'] / 1e9:.4f}, upstream {found['upstream'] / 1e9:.4f},"
-            f" ratio {found['fork'] / found['upstream']:.5f}",
+            f"{cache:5} billions of instructions: fork {found['fork'] / 1e9:.4f},"
+            f" upstream {found['upstream'] / 1e9:.4f}, ratio {found['fork'] / found['upstream']:.5f}",
             flush=True,
         )
 
