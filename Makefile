@@ -52,8 +52,9 @@ report-check: $(STAMP) ## The report page in a headless browser: accessibility, 
 bench: $(STAMP) ## Speed: kernels, cache types at depth in one process, llama-bench rows (ARGS go to turbokv-eval bench)
 	@sh ci/bench.sh $(VENV) $(ARGS)
 
-bench-upstream: $(STAMP) ## The types upstream has, against a build of upstream alone: ratios (ROUNDS=15 MODEL= DEPTH=)
-	@sh ci/upstream-bench.sh $(VENV) $(ROUNDS)
+bench-upstream: $(STAMP) ## The types upstream has, against a build of upstream alone: ratios (ROUNDS=15 MODEL= DEPTH= ARGS=--instructions)
+	@$(EVAL) build >/dev/null
+	@$(PY) ci/upstream_bench.py $(ROUNDS) $(ARGS)
 
 fork-apply: $(STAMP) ## Materialise upstream + patches + overlay in build/llama.cpp
 	@$(PY) -m turbokv_eval.fork apply $(ARGS)

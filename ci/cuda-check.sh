@@ -2,6 +2,7 @@
 # The CUDA kernels without a GPU. Usage: cuda-check.sh VENV [--update]
 #   1. nvcc compiles every turbo unit, and every upstream unit that a patch touches, for sm_90 and sm_75; registers, spills and
 #      shared memory against tests/cuda/resources.csv (--update writes it).
+#      The occupancy that follows from these is the one that the kernels' head comments plan (ci/cuda_occupancy.py).
 #   2. The same sources run on the CPU in the emulator of tests/cuda and are compared with the C reference.
 # The toolkit is the machine's, or its parts from the package index (turbokv_eval/cuda_toolkit.py).
 set -eu
@@ -36,5 +37,7 @@ fi
 "$bin/cmake" -S tests/cuda -B "$out/emu" -G Ninja -DCMAKE_MAKE_PROGRAM="$(pwd)/$bin/ninja" -DCMAKE_BUILD_TYPE=Release $launcher \
     -DLLAMA_SOURCE="$tree" -DCUDA_INCLUDE="$(printf '%s\n' "$includes" | paste -sd ';')" >"$out/cmake.log" 2>&1 || { tail -n 20 "$out/cmake.log" >&2; die "CMake failed (build/cuda-check/cmake.log)"; }
 "$bin/cmake" --build "$out/emu" >&2
+rm -f "$out/emu/launches.txt"
 "$bin/ctest" --test-dir "$out/emu" --no-tests=error --output-on-failure -j "$jobs"
+"$bin/python" ci/cuda_occupancy.py --launches "$out/emu/launches.txt"
 echo "cuda-check: ok, $(($(date +%s) - began)) s"

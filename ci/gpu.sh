@@ -5,13 +5,12 @@
 #   gpu.sh [--dry-run] BIN_DIR          run; --dry-run: on a CPU build, tiny sizes, proves this script
 #   gpu.sh --pack BIN_DIR OUT.tar.gz    programs, libraries, this script and the model writer for a machine without the sources
 #
-# Needs python3 with numpy (gguf is carried in the package, or installed). Results: gpu-results/ in the current folder.
+# The machine needs the driver and python3, no packages and no toolkit. Results: gpu-results/ in the current folder.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 die() { echo "error: $2" >&2; exit "$1"; }
 usage() { die 2 "usage: gpu.sh [--dry-run] BIN_DIR | gpu.sh --pack BIN_DIR OUT.tar.gz"; }
 PROGRAMS="llama-bench llama-perplexity test-backend-ops"
-MAX_MIB=64
 
 mode=run
 case ${1:-} in
@@ -21,31 +20,32 @@ case ${1:-} in
 esac
 [ $# -ge 1 ] || usage
 [ -d "$1" ] || die 2 "no folder $1"
+command -v python3 >/dev/null || die 3 "no python3: install it"
+if [ $mode = pack ]; then
+    [ $# -eq 2 ] || usage
+    [ -f "$here/gpu_pack.py" ] || die 2 "a package cannot be packed again: use the sources"
+    exec python3 "$here/gpu_pack.py" "$1" "$2"
+fi
 bin=$(cd "$1" && pwd)
 for p in $PROGRAMS; do [ -x "$bin/$p" ] || die 2 "$bin has no $p: build it (llama-bench llama-perplexity test-backend-ops)"; done
 
-if [ $mode = pack ]; then
-    [ $# -eq 2 ] || usage
-    ls "$bin"/libggml-cuda.so* >/dev/null 2>&1 || die 2 "$bin has no libggml-cuda: it is no CUDA build"
-    work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-    mkdir -p "$work/turbo-gpu/bin"
-    for p in $PROGRAMS; do cp "$bin/$p" "$work/turbo-gpu/bin/"; done
-    cp -a "$bin"/*.so* "$work/turbo-gpu/bin/"
-    strip --strip-unneeded "$work"/turbo-gpu/bin/* 2>/dev/null || true
-    cp "$here/gpu.sh" "$here/gpu_model.py" "$work/turbo-gpu/"
-    gguf=$(python3 -c 'import gguf, os; print(os.path.dirname(gguf.__file__))') || die 3 "no Python module gguf: run with the project's .venv/bin first in PATH"
-    cp -r "$gguf" "$work/turbo-gpu/gguf"
-    tar -C "$work" -czf "$2" turbo-gpu
-    mib=$(($(stat -c %s "$2")/1048576))
-    [ $mib -le $MAX_MIB ] || die 1 "$2 has $mib MiB, more than $MAX_MIB"
-    echo "$2: $mib MiB"
-    exit 0
-fi
-
 out=$(pwd)/gpu-results
 rm -rf "$out"; mkdir -p "$out"
-export LD_LIBRARY_PATH="$bin${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"
-python3 -c 'import gguf, numpy' 2>/dev/null || die 3 "python3 has no numpy or no gguf: pip install numpy gguf"
+libraries=$bin
+# A package has no cuBLAS: the machine's, as PyTorch brings it, else one that says so. Nothing below calls it.
+for stub in "$bin"/no-cublas/libcublas.so.*; do
+    [ -f "$stub" ] || continue
+    found=$(python3 - "$(basename "$stub")" <<'P'
+import glob, os, site, sys
+folders = [p for root in {*sys.path, site.getusersitepackages()} for p in glob.glob(os.path.join(root, "nvidia", "*", "lib"))]
+folders += glob.glob("/usr/local/cuda*/lib64")
+print(next((p for p in folders if os.path.exists(os.path.join(p, sys.argv[1]))), ""))
+P
+    )
+    libraries=$libraries:${found:-$bin/no-cublas}
+    echo "cuBLAS: ${found:-not on this machine, and not needed}"
+done
+export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 began=$(date +%s)
 limit=460
 left() { echo $((limit - $(date +%s) + began)); }
@@ -58,12 +58,12 @@ step() { # name, command...
 }
 
 if [ $mode = dry ]; then
-    ngl=0 depths=0,64 layers=1 shape=tiny backend=CPU prompt=16 generate=4 repeat=500 # long enough for a sample of its memory
+    ngl=0 device= depths=0,64 layers=1 shape=tiny backend=CPU prompt=16 generate=4 repeat=500 # long enough for a sample of its memory
     sampler() { while sleep 0.02; do for p in $(pgrep -x llama-bench); do awk '/VmHWM/ {print int($2/1024)}' "/proc/$p/status"; done; done; }
 else
     command -v nvidia-smi >/dev/null || die 3 "no nvidia-smi: this machine has no NVIDIA driver (--dry-run needs none)"
     nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader >"$out/gpu.txt" || die 3 "nvidia-smi finds no GPU"
-    ngl=99 depths=0,8192,32768,131072 layers=2 shape=8b backend=CUDA0 prompt=512 generate=32 repeat=2
+    ngl=99 device="-dev CUDA0" depths=0,8192,32768,131072 layers=2 shape=8b backend=CUDA0 prompt=512 generate=32 repeat=2
     sampler() { while sleep 0.2; do nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -i 0; done; }
 fi
 
@@ -85,7 +85,7 @@ for type in turbo4 turbo3 turbo2; do
     # shellcheck disable=SC2086
     step "parity-$type-cpu" env CUDA_VISIBLE_DEVICES= "$bin/llama-perplexity" $common -ngl 0 --save-all-logits "$out/$type.logits"
     # shellcheck disable=SC2086
-    step "parity-$type" "$bin/llama-perplexity" $common -ngl $ngl --kl-divergence --kl-divergence-base "$out/$type.logits"
+    step "parity-$type" "$bin/llama-perplexity" $common $device -ngl $ngl --kl-divergence --kl-divergence-base "$out/$type.logits"
     kld=$(awk '/^Mean +KLD:/ {print $3}' "$out/parity-$type.log")
     if [ -n "$kld" ] && awk -v k="$kld" 'BEGIN { exit !(k < 0.01) }'; then echo "parity-$type: KLD $kld"; else echo "parity-$type: FAILED, KLD ${kld:-missing}"; failed=1; fi
     rm -f "$out/$type.logits"
@@ -95,7 +95,8 @@ done
 python3 "$here/gpu_model.py" $shape "$out/bench.gguf" $layers
 for type in f16 q8_0 q4_0 turbo4 turbo3 turbo2; do
     sampler >"$out/memory-$type.txt" 2>/dev/null & pid=$!
-    step "bench-$type" "$bin/llama-bench" -m "$out/bench.gguf" -ngl $ngl -fa 1 -ctk $type -ctv $type -p $prompt -n $generate -d $depths -r $repeat -o jsonl
+    # shellcheck disable=SC2086
+    step "bench-$type" "$bin/llama-bench" -m "$out/bench.gguf" $device -ngl $ngl -fa 1 -ctk $type -ctv $type --kv-condition off -p $prompt -n $generate -d $depths -r $repeat -o jsonl
     kill $pid 2>/dev/null || true
     wait $pid 2>/dev/null || true
     python3 - "$out/bench-$type.log" "$type" "$out/memory-$type.txt" $depths <<'P' || failed=1

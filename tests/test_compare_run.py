@@ -281,14 +281,6 @@ def test_json_has_no_nan(world: World) -> None:
     assert np.isfinite(world.document["rows"][0]["quality"][0]["ppl"])
 
 
-@pytest.mark.parametrize("command", ["build", "compare", "bench"])
-def test_help_starts_with_an_example(command: str) -> None:
-    result = invoke(command, "--help")
-    assert result.exit_code == 0
-    assert "Example:" in result.stdout
-    assert "turbokv-eval " + command in result.stdout
-
-
 def test_the_noise_floor_is_a_row_of_its_own(world: World) -> None:
     result = invoke(*world.args("--no-speed"))
     assert result.exit_code == 0, result.output

@@ -28,6 +28,7 @@ def test_the_schema_is_one_and_closed(document: dict[str, Any]) -> None:
     Draft202012Validator.check_schema(compare_schema.schema())
     assert compare_schema.problem(document) is None
     assert set(document) | {"error"} == set(compare_schema.schema()["properties"])
+    assert compare_schema.schema()["properties"]["schema_version"] == {"const": compare_schema.VERSION}
     assert set(document["rows"][0]) == set(compare_schema.schema()["$defs"]["row"]["properties"])
 
 
@@ -36,7 +37,9 @@ def test_documents_of_before_some_fields_are_still_read() -> None:
     assert "noise_floor" not in document
     run = compare_view.view(document)
     assert compare_schema.problem(run.document) is None
-    assert run.document["schema_version"] == 2
+    assert run.document["schema_version"] == compare_schema.VERSION
+    assert "fallback" not in document["rows"][0]["kv"]
+    assert {row["kv"]["fallback"] for row in run.document["rows"]} == {""}
     old, new = document["rows"][4], run.row("turbo3")
     assert new is not None
     assert (old["label"], old["quality"]["kld_mean"]) == ("turbo3", new.quality[0].numbers["kld_mean"].value)
@@ -74,4 +77,11 @@ def test_damage_is_named_and_refused(document: dict[str, Any], path: tuple[Any, 
     assert problem is not None
     assert said in problem
     with pytest.raises(BadInput, match="damaged"):
+        compare_view.view(broken)
+
+
+def test_a_cache_that_does_not_say_what_fell_back_is_damaged(document: dict[str, Any]) -> None:
+    broken = copy.deepcopy(document)
+    del broken["rows"][1]["kv"]["fallback"]
+    with pytest.raises(BadInput, match="'fallback' is a required property"):
         compare_view.view(broken)

@@ -212,31 +212,44 @@ def index(cuda: Cuda) -> Index:
 
 
 @pytest.mark.parametrize("nvcc", [False, True])
-def test_parts_come_from_the_package_index_once(cuda: Cuda, index: Index, nvcc: bool) -> None:
+def test_parts_come_from_the_package_index_once(
+    cuda: Cuda, index: Index, monkeypatch: pytest.MonkeyPatch, nvcc: bool
+) -> None:
     # Debian's and NVIDIA's packages of nvcc alone have no cuBLAS.
     if nvcc:
         (cuda.root / "lib64" / "libcublas.so").unlink()
         cuda.use()
     result = invoke("--backend", "cuda", "--cuda-arch", "90")
     assert result.exit_code == 0, result.stderr
-    root = cuda.machine.root / "build" / "cuda-toolkit" / "nvidia" / "cu13"
+    [folder] = (cuda.machine.root / "cuda-toolkit").iterdir()
+    root = folder / "nvidia" / "cu13"
     assert f"-DCMAKE_CUDA_COMPILER={root / 'bin' / 'nvcc'}" in cuda.machine.calls[0]
     assert ("has no cuBLAS" in result.stderr) == nvcc
     assert (root / "lib64" / "libcublas.so").resolve() == root / "lib" / "libcublas.so.13"
     assert index.calls.read_text().count("--no-deps") == 1
     invoke("--backend", "cuda", "--cuda-arch", "90")
     assert index.calls.read_text().count("--no-deps") == 1
-    # Other parts are another toolkit.
-    (root.parents[1] / "parts.txt").write_text("nvidia-cuda-nvcc==12.0\n")
+    # Other parts are another toolkit, and the first one stays.
+    parts = cuda.machine.root / "parts.txt"
+    parts.write_text("nvidia-cuda-nvcc==12.0\n")
+    monkeypatch.setattr(cuda_toolkit, "PARTS", parts)
     assert invoke("--backend", "cuda", "--cuda-arch", "90").exit_code == 0
     assert index.calls.read_text().count("--no-deps") == 2
+    assert len(list((cuda.machine.root / "cuda-toolkit").iterdir())) == 2
 
 
 def test_no_toolkit_and_no_network(cuda: Cuda, index: Index) -> None:
     index.fail.write_text("WARNING: Retrying\nERROR: Could not find a version that satisfies nvidia-cublas==13.1.1.3")
     fails(invoke("--backend", "cuda"), 3, r"no CUDA toolkit found .*ERROR: Could not find .*is there a network\?")
+    assert list((cuda.machine.root / "cuda-toolkit").iterdir()) == []
     index.fail.unlink()
     assert invoke("--backend", "cuda").exit_code == 0
+
+
+def test_the_parts_cannot_be_kept(cuda: Cuda, index: Index) -> None:
+    (cuda.machine.root / "cuda-toolkit").write_text("")
+    fails(invoke("--backend", "cuda"), 3, r"cannot install the CUDA toolkit's parts .*: File exists; .*XDG_CACHE_HOME")
+    assert not index.calls.exists()
 
 
 def test_the_script_form(cuda: Cuda, capsys: pytest.CaptureFixture[str]) -> None:

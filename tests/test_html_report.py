@@ -257,8 +257,3 @@ def test_a_folder_that_is_not_there_and_a_full_disk(tmp_path: Path, monkeypatch:
     assert (result.exit_code, "the disk is full" in result.stderr) == (3, True)
     assert (tmp_path / "r.html").read_text() == "old"
     assert not (tmp_path / "r.html.part").exists()
-
-
-def test_the_help_starts_with_an_example() -> None:
-    text = CliRunner().invoke(main, ["report", "--help"]).stdout
-    assert text.index("Example:") < text.index("Options:")

@@ -599,8 +599,3 @@ def test_bad_usage_is_one_line(gemma: Path, tmp_path: Path) -> None:
         assert result.exit_code == 2
         [line] = result.stderr.splitlines()
         assert why in line
-
-
-def test_the_help_starts_with_an_example() -> None:
-    text = ran("--help").stdout
-    assert text.index("Example:") < text.index("Options:")

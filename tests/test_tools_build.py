@@ -15,6 +15,7 @@ from turbokv_eval.fork import Layout
 _CMAKE = """#!{python}
 import os, sys
 args, here = sys.argv[1:], {here!r}
+open(os.path.join(here, "ccache.txt"), "w").write(str(dict((k, v) for k, v in os.environ.items() if "CCACHE" in k)))
 open(os.path.join(here, "calls.txt"), "a").write(" ".join(args) + "\\n")
 if "-S" in args:
     if os.path.exists(os.path.join(here, "fail-configure")):
@@ -120,6 +121,19 @@ def test_ccache_is_used_where_it_is(machine: Machine) -> None:
     machine.add("ccache", "#!/bin/sh\n")
     invoke()
     assert f"-DCMAKE_CXX_COMPILER_LAUNCHER={machine.tools / 'ccache'}" in machine.calls[0]
+
+
+def test_ccache_finds_what_another_checkout_compiled(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CCACHE_BASEDIR", "CCACHE_NOHASHDIR"):
+        monkeypatch.delenv(name, raising=False)
+    said = machine.root / "ccache.txt"
+    invoke()
+    assert said.read_text() == str({"CCACHE_BASEDIR": str(machine.root / "build"), "CCACHE_NOHASHDIR": "1"})
+    invoke("--sanitize", "address")
+    assert said.read_text() == "{}"
+    monkeypatch.setenv("CCACHE_BASEDIR", "/mine")
+    invoke()
+    assert eval(said.read_text()) == {"CCACHE_BASEDIR": "/mine", "CCACHE_NOHASHDIR": "1"}
 
 
 @pytest.mark.parametrize(("probe", "off"), [("exit 0", False), ("exit 1", True), ("kill -ILL $$", True)])

@@ -171,6 +171,7 @@ def build(options: Options, progress: Progress, on_step: OnStep) -> Path:
         [cmake, "--build", folder, "--parallel", str(jobs), "--target", *options.targets],
         log=log,
         on_output=StepReader(on_step),
+        environment=_ccache(options),
     )
     if done.returncode != 0:
         raise _failed("the build", done.output, log, progress)
@@ -188,6 +189,13 @@ def _cuda(options: Options, progress: Progress) -> list[str]:
     architectures = cuda_toolkit.checked(toolkit, wanted)
     progress(f"{toolkit}, GPU architectures {', '.join(architectures)}")
     return cuda_toolkit.cmake_options(toolkit, architectures)
+
+
+def _ccache(options: Options) -> dict[str, str]:
+    """Variables with which a unit that another checkout has compiled is found again; the user's own are left alone."""
+    # Debug information holds the folder that it was compiled in.
+    wanted = {} if options.sanitize else {"CCACHE_BASEDIR": str(options.folder.parent), "CCACHE_NOHASHDIR": "1"}
+    return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 def cuda_architectures(bin_dir: Path) -> tuple[str, ...]:

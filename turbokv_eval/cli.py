@@ -6,9 +6,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import api, build, condition, preflight, provenance, selftest, tabular
+from turbokv_eval import api, build, condition, preflight, provenance, selftest
 from turbokv_eval.commands import doctor, gate, measured, memory, needle, perplexity
 from turbokv_eval.commands import report as report_page
+from turbokv_eval.commands.command import PATH, Command, Group, bin_option, form_option, threads_option
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
@@ -18,23 +19,29 @@ from turbokv_eval.settings import Settings
 from turbokv_eval.trajectory import Plan as TrajectoryPlan
 from turbokv_eval.units import parse_size
 
-_PATH = click.Path(path_type=Path)
 
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Group,
+    examples=("turbokv-eval build && turbokv-eval compare -m MODEL.gguf -f TEXT",),
+    failed="a check failed",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(package_name="turbokv-eval")
 def main() -> None:
-    """Build the turbokv fork of llama.cpp and compare its KV-cache types on your model.
-
-    \b
-    Example:
-      turbokv-eval build && turbokv-eval compare -m MODEL.gguf -f TEXT
-
-    Exit codes: 0 ok, 1 a check failed, 2 bad usage or input, 3 the machine cannot, 130 interrupted.
-    """
+    """Build the turbokv fork of llama.cpp and compare its KV-cache types on your model."""
 
 
-@main.command("build")
+@main.command(
+    "build",
+    cls=Command,
+    examples=(
+        "turbokv-eval build",
+        "turbokv-eval build --tests --jobs 2",
+        "turbokv-eval build --backend cuda --cuda-arch 90",
+    ),
+    failed="it does not compile, or a source is not the one that is pinned",
+    cannot="no compiler, git, network, memory or disk space",
+)
 @click.option("--backend", type=click.Choice(build.BACKENDS), default="cpu", show_default=True, help="What runs it.")
 @click.option(
     "--cuda-arch",
@@ -47,12 +54,6 @@ def main() -> None:
 @click.option("--sanitize", metavar="LIST", help="Only the codec test, with sanitizers: address,undefined or thread.")
 def build_command(sanitize: str | None, **chosen: Any) -> None:
     """Materialise the fork and build its programs; print their folder.
-
-    \b
-    Example:
-      turbokv-eval build
-      turbokv-eval build --tests --jobs 2
-      turbokv-eval build --backend cuda --cuda-arch 90
 
     Needs a C++ compiler and git; CMake and Ninja come with this package, ccache is used where it is installed. For CUDA
     the machine's toolkit is used, or else its parts are installed from the package index (1.1 GB).
@@ -85,17 +86,15 @@ def _contexts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[i
 def _shared(command: Any) -> Any:
     """The options that `compare` and `bench` have in common."""
     options = (
-        click.option(
-            "-m", "--model", type=_PATH, help="GGUF model.  [default: SmolLM2-135M-Instruct, downloaded once]"
-        ),
-        click.option("--model-sha256", metavar="HEX", help="Refuse a model with another SHA-256."),
+        click.option("-m", "--model", type=PATH, help="GGUF model.  [default: SmolLM2-135M-Instruct, downloaded once]"),
+        click.option("--model-sha256", metavar="HEX", help="Read all of the model, refuse another SHA-256."),
         click.option(
             "--types",
             default=api.DEFAULT_TYPES,
             show_default=True,
             help="Cache types; K/V: a pair, +0-1,-1:q8_0: some layers, @off: plain keys.",
         ),
-        click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]"),
+        threads_option,
         click.option(
             "--gpu-layers",
             "-ngl",
@@ -118,35 +117,39 @@ def _shared(command: Any) -> Any:
         click.option(
             "--run",
             "output",
-            type=_PATH,
+            type=PATH,
             default="turbokv-compare",
             show_default=True,
             help="Folder of results.",
         ),
-        click.option(
-            "-o",
-            "--format",
-            "form",
-            type=click.Choice(tabular.FORMATS),
-            default="table",
-            show_default=True,
-            help="Of the result on stdout.",
-        ),
-        click.option(
-            "--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]"
-        ),
+        form_option,
+        bin_option,
     )
     for option in reversed(options):
         command = option(command)
     return command
 
 
-@main.command("compare")
+# When `compare` and `bench` end with 1 and with 3.
+_FAILED = "a row failed, or the reference"
+_CANNOT = "the programs are not built, no network for the default model, no disk space"
+
+
+@main.command(
+    "compare",
+    cls=Command,
+    examples=(
+        "turbokv-eval compare",
+        "turbokv-eval compare -m MODEL.gguf -f TEXT --types f16,q8_0,turbo3,q8_0/turbo3",
+    ),
+    failed=_FAILED,
+    cannot=_CANNOT,
+)
 @click.option(
     "-f",
     "--file",
     "texts",
-    type=_PATH,
+    type=PATH,
     multiple=True,
     help="Plain text; repeatable.  [default: State of the Union messages, downloaded once]",
 )
@@ -180,11 +183,6 @@ def _shared(command: Any) -> Any:
 def compare_command(selftest: bool, **options: Any) -> None:
     """What each cache type costs and keeps, on a real model: size, perplexity, KL divergence, generation, speed.
 
-    \b
-    Example:
-      turbokv-eval compare
-      turbokv-eval compare -m MODEL.gguf -f TEXT --types f16,q8_0,turbo3,q8_0/turbo3
-
     Prints tables; the folder of results gets compare.json (all numbers and where they came from), compare.txt and the
     log of every run. About 12 minutes with the defaults on 2 processors.
     """
@@ -194,37 +192,42 @@ def compare_command(selftest: bool, **options: Any) -> None:
         _compare(options)
 
 
-@main.command("bench")
+@main.command(
+    "bench",
+    cls=Command,
+    examples=("turbokv-eval bench -m MODEL.gguf --types f16,turbo3 --depths 0,8192",),
+    failed="a row failed",
+    cannot=_CANNOT,
+)
 @_shared
 def bench_command(**options: Any) -> None:
-    """Size and speed of each cache type, without the quality part: `compare --no-quality`.
-
-    \b
-    Example:
-      turbokv-eval bench -m MODEL.gguf --types f16,turbo3 --depths 0,8192
-    """
+    """Size and speed of each cache type, without the quality part: `compare --no-quality`."""
     _compare({**options, "texts": (), "contexts": (512,), "chunks": 1, "no_quality": True, "no_speed": False})
 
 
-@main.command("condition")
-@click.argument("model", type=_PATH)
-@click.option("-f", "--file", "text", type=_PATH, help="Measure this text.  [default: random tokens, no text needed]")
-@click.option("-o", "--output", type=_PATH, required=True, help="The file to write, a GGUF.")
+@main.command(
+    "condition",
+    cls=Command,
+    examples=(
+        "turbokv-eval condition MODEL.gguf -o MODEL.kv.gguf",
+        "llama-cli -m MODEL.gguf -ctk turbo3 -ctv turbo3 --kv-condition MODEL.kv.gguf",
+    ),
+    failed="the program wrote no file",
+    cannot="the program is not built",
+)
+@click.argument("model", type=PATH)
+@click.option("-f", "--file", "text", type=PATH, help="Measure this text.  [default: random tokens, no text needed]")
+@click.option("-o", "--output", type=PATH, required=True, help="The file to write, a GGUF.")
 @click.option("--tokens", "-n", type=click.IntRange(min=1), help="Tokens to measure.  [default: as the programs do]")
 @click.option("--segment", "-s", type=click.IntRange(min=1), help="Tokens of one run from an empty cache.")
 @click.option("--span", "-p", type=click.IntRange(min=1), help="Positions over which the runs' starts are spread.")
 @click.option(
     "--ctx", "-c", type=click.IntRange(min=1), help="Tokens of the contexts that it is for.  [default: the model's own]"
 )
-@click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
-@click.option("--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]")
+@threads_option
+@bin_option
 def condition_command(model: Path, output: Path, threads: int | None, bin_dir: Path | None, **sample: Any) -> None:
     """Measure a model's keys and write the file that `--kv-condition FILE` takes.
-
-    \b
-    Example:
-      turbokv-eval condition MODEL.gguf -o MODEL.kv.gguf
-      llama-cli -m MODEL.gguf -ctk turbo3 -ctv turbo3 --kv-condition MODEL.kv.gguf
 
     Not needed for normal use: the programs measure a model by themselves, once for contexts of up to 1024 tokens and
     once for longer ones, and keep the result in the user's cache folder.

@@ -5,13 +5,15 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-SCHEMA_FILE = "compare-2.schema.json"
+# A change of meaning of any field is a new number, and a step in compare_upgrade.
+VERSION = 2
 
 
 @cache
 def schema() -> dict[str, Any]:
     """JSON Schema, draft 2020-12."""
-    found: dict[str, Any] = json.loads(resources.files("turbokv_eval").joinpath(SCHEMA_FILE).read_text("utf-8"))
+    file = resources.files("turbokv_eval").joinpath(f"compare-{VERSION}.schema.json")
+    found: dict[str, Any] = json.loads(file.read_text("utf-8"))
     return found
 
 

@@ -1,7 +1,10 @@
 """Documents of older versions in the form of the current one; what they did not measure stays empty."""
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+from turbokv_eval import compare_schema
 
 
 def from_version_1(document: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +25,7 @@ def from_version_1(document: dict[str, Any]) -> dict[str, Any]:
     }
     upgraded = {
         **found,
-        "schema_version": 2,
+        "schema_version": compare_schema.VERSION,
         "settings": {**settings, "contexts": [ctx]},
         "texts": [text] if text else [],
         "family": [[pair["a"], pair["b"]] for pair in entry["differences"]],
@@ -78,4 +81,8 @@ def _with_kv(holder: Any) -> Any:
         return holder
     kv = holder["kv"]
     kinds = [{**kind, "members": ""} for kind in kv["kinds"]]
-    return {**holder, "kv": {**kv, "kinds": kinds, "conditioning": ""}}
+    return {**holder, "kv": {"fallback": "", **kv, "kinds": kinds, "conditioning": ""}}
+
+
+# By the version that each reads.
+OLDER: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: from_version_1}

@@ -188,11 +188,15 @@ def view(document: Any, name: str = "the document") -> Run:
     if not isinstance(document, dict) or "rows" not in document or "schema_version" not in document:
         raise BadInput(f"{name} is no comparison: give the compare.json of `turbokv-eval compare`")
     version = document["schema_version"]
-    if version not in (1, 2):
-        raise BadInput(f"{name} has schema version {version}, and this program reads 1 and 2: update it")
-    upgrade = compare_upgrade.from_version_1 if version == 1 else compare_upgrade.filled
     try:
-        document = upgrade(document)
+        if version == compare_schema.VERSION:
+            document = compare_upgrade.filled(document)
+        else:
+            upgrade = compare_upgrade.OLDER.get(version) if isinstance(version, int) else None
+            if upgrade is None:
+                known = " and ".join(map(str, (*compare_upgrade.OLDER, compare_schema.VERSION)))
+                raise BadInput(f"{name} has schema version {version}, and this program reads {known}: update it")
+            document = upgrade(document)
     except (LookupError, TypeError, AttributeError) as e:
         raise BadInput(f"{name} is damaged ({type(e).__name__}: {e}): run the comparison again") from e
     if wrong := compare_schema.problem(document) or _unlike(document):

@@ -3,6 +3,7 @@
 `python -m turbokv_eval.cuda_toolkit` prints the compiler and the folders of its headers, for scripts.
 """
 
+import hashlib
 import os
 import re
 import shutil
@@ -19,6 +20,8 @@ from turbokv_eval.errors import BadInput, MachineCannot, ToolError
 Progress = Callable[[str], None]
 
 PARTS = Path(__file__).with_name("cuda-toolkit.txt")
+# Where the packages put the toolkit.
+_ROOT = Path("nvidia", "cu13")
 # For any GPU from Turing on: llama.cpp's own choice. Those without code of their own get PTX, compiled at first use.
 EVERY_ARCHITECTURE = ("75-virtual", "80-virtual", "86-real", "89-real", "90-virtual", "120-real")
 # A kernel that needs the C++ library, its host compiler and the assembler for one architecture.
@@ -67,7 +70,7 @@ class Toolkit:
 
 
 def find(progress: Progress) -> Toolkit:
-    """The machine's toolkit when it is complete; else the parts of PARTS, installed into the build folder once.
+    """The machine's toolkit when it is complete; else the parts of PARTS, installed once for all checkouts of a user.
 
     The machine's is that of the variable CUDACXX or of nvcc on PATH. Raises MachineCannot.
     """
@@ -101,16 +104,36 @@ def _describe(nvcc: Path) -> Toolkit:
 
 
 def _installed(progress: Progress) -> Path:
-    """The folder of the parts, after they were installed with pip unless they are there."""
+    """The folder of the parts, after they were installed with pip unless they are there.
+
+    One folder for all checkouts: a compiler cache tells compilers apart by path and time, and it is 1.1 GB.
+    """
     if not sys.platform.startswith("linux"):
         raise MachineCannot("no CUDA toolkit found (nvcc is not on PATH), and its packages are for Linux: install it")
-    folder = fork.Layout.default().build / "cuda-toolkit"
-    root, stamp = folder / "nvidia" / "cu13", folder / "parts.txt"
-    wanted = PARTS.read_text(encoding="utf-8")
-    if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
-        return root
-    progress(f"installing parts of the CUDA toolkit from the package index into {folder} (1.1 GB)")
-    shutil.rmtree(folder, ignore_errors=True)
+    version = hashlib.sha256(PARTS.read_bytes()).hexdigest()[:12]
+    folder = fork.Layout.default().cache.with_name("cuda-toolkit") / version
+    if not folder.is_dir():
+        progress(f"installing parts of the CUDA toolkit from the package index into {folder} (1.1 GB)")
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder.parent, prefix="install-") as scratch:
+                made = Path(scratch) / version
+                _install_into(made)
+                # Whole or not at all; another process may have been first.
+                if not folder.is_dir():
+                    made.rename(folder)
+        except OSError as e:
+            if not folder.is_dir():
+                raise MachineCannot(
+                    f"cannot install the CUDA toolkit's parts into {folder}: {e.strerror}; free some space, or point"
+                    f" XDG_CACHE_HOME to a writable folder"
+                ) from e
+    return folder / _ROOT
+
+
+def _install_into(folder: Path) -> None:
+    """Raises MachineCannot or OSError."""
+    root = folder / _ROOT
     pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--quiet", "--no-deps"]
     done = subprocess.run(
         [*pip, "--target", str(folder), "-r", str(PARTS)], capture_output=True, text=True, check=False
@@ -128,8 +151,6 @@ def _installed(progress: Progress) -> Path:
     (root / "lib64").symlink_to("lib")
     for library in (root / "lib").glob("lib*.so.*"):
         library.with_name(library.name.partition(".so.")[0] + ".so").symlink_to(library.name)
-    stamp.write_text(wanted, encoding="utf-8")
-    return root
 
 
 def parse_architectures(spec: str | None, portable: bool) -> tuple[str, ...]:

@@ -3,19 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from turbokv_eval import bench, chunk_statistics, generate, perplexity, provenance
+from turbokv_eval import bench, chunk_statistics, compare_schema, file_hash, generate, perplexity, provenance
 from turbokv_eval.assets import sha256_file
 from turbokv_eval.settings import Settings
-
-# A change of meaning of any field is a new number.
-SCHEMA_VERSION = 2
 
 
 def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
     """Settings, model, text, build and machine, and a pending row for each cache type. command: as it was called."""
     model = settings.model
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": compare_schema.VERSION,
         "tool": "turbokv-eval compare",
         "status": "running",
         "started": provenance.now(),
@@ -45,7 +42,8 @@ def blank(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
             "name": model.name,
             "arch": model.arch,
             "bytes": model.size,
-            "sha256": sha256_file(model.path),
+            # a hash that was given is checked against the file, not against what is remembered of it
+            "sha256": file_hash.model_sha256(model.path, trust=settings.model_sha256 is None),
             "n_ctx_train": model.n_ctx_train,
             "head_count": model.head_count,
             "head_count_kv": list(model.head_count_kv),

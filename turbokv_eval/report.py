@@ -1,5 +1,6 @@
 """The tables of a comparison: a pure function of its document."""
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from turbokv_eval import (
     generation_tables,
     paired,
     quality_tables,
-    tabular,
     wide,
 )
 from turbokv_eval.recommend import recommend
@@ -105,15 +105,16 @@ def as_text(document: dict[str, Any]) -> str:
 
 def as_markdown(document: dict[str, Any]) -> str:
     """The tables in GitHub-flavoured Markdown, cells as `as_text` has them."""
-    parts: list[str] = []
-    for part in render(document).renderables:
-        if isinstance(part, Table):
-            columns = [str(column.header).replace("\n", " ") for column in part.columns]
-            rows = [[str(cell) for cell in row] for row in zip(*(column.cells for column in part.columns), strict=True)]
-            parts.append(tabular.Table("", columns, [*rows]).as_markdown())
-        else:
-            parts.append(f"{part}\n")
-    return "\n".join(parts)
+    return wide.as_markdown(render(document))
+
+
+def as_json(document: dict[str, Any]) -> str:
+    """The document itself."""
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+# By the names in tabular.FORMATS.
+FORMS = {"table": as_text, "md": as_markdown, "csv": as_csv, "json": as_json}
 
 
 def _title(document: dict[str, Any]) -> str:

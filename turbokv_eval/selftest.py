@@ -69,7 +69,4 @@ def render(outcomes: Sequence[Outcome], form: str) -> str:
     verdicts = {True: "pass", False: "FAIL", None: "-"}
     columns = ("control", "result", "what the checks said")
     rows: list[Sequence[str]] = [(outcome.name, verdicts[outcome.passed], outcome.said) for outcome in outcomes]
-    if form == "csv":
-        return tabular.as_csv(columns, rows)
-    table = tabular.Table("", columns, rows, left=frozenset(columns))
-    return table.as_markdown() if form == "md" else table.as_text()
+    return tabular.Table("", columns, rows, left=frozenset(columns)).rendered(form)

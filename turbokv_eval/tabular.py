@@ -45,6 +45,12 @@ class Table:
         title = [f"**{self.title}**", ""] if self.title else []
         return "\n".join([*title, line(self.columns), line(rule), *(line(row) for row in self.rows)]) + "\n"
 
+    def rendered(self, form: str) -> str:
+        """The table in one of FORMATS that is not `json`, which comes from what the cells are made of."""
+        if form == "csv":
+            return as_csv(self.columns, self.rows)
+        return self.as_markdown() if form == "md" else self.as_text()
+
     def _is_left(self, column: str) -> bool:
         return column in self.left or column == self.columns[0]
 

@@ -5,6 +5,8 @@ from rich.console import Console, Group
 from rich.measure import Measurement
 from rich.table import Table
 
+from turbokv_eval import tabular
+
 # A terminal narrower than that, or than a table, wraps lines.
 MIN_WIDTH = 100
 
@@ -32,3 +34,16 @@ def as_text(rendered: Group) -> str:
     with console.capture() as capture:
         print_to(console, rendered)
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+
+
+def as_markdown(rendered: Group) -> str:
+    """Texts and tables in GitHub-flavoured Markdown, cells as `as_text` has them."""
+    parts: list[str] = []
+    for part in rendered.renderables:
+        if isinstance(part, Table):
+            columns = [str(column.header).replace("\n", " ") for column in part.columns]
+            rows = [[str(cell) for cell in row] for row in zip(*(column.cells for column in part.columns), strict=True)]
+            parts.append(tabular.Table(str(part.title or ""), columns, [*rows]).as_markdown())
+        else:
+            parts.append(f"{part}\n")
+    return "\n".join(parts)

@@ -8,21 +8,21 @@ from pathlib import Path
 import click
 
 from turbokv_eval import compare_view, gate, tabular
+from turbokv_eval.commands.command import PATH, Command, form_option
 from turbokv_eval.errors import CheckFailed
 
-_PATH = click.Path(path_type=Path)
 
-
-@click.command("gate")
-@click.argument("comparison", metavar="COMPARE.json", type=_PATH)
-@click.option("--budgets", type=_PATH, required=True, metavar="FILE.toml", help="The limits.")
-@click.option("--output", "-o", type=click.Choice(tabular.FORMATS), default="table", show_default=True)
-def gate_command(comparison: Path, budgets: Path, output: str) -> None:
-    """Hold a comparison against budgets, for CI. Exit code 1 when one is not kept, or was not measured.
-
-    \b
-    Example:
-      turbokv-eval gate turbokv-compare/compare.json --budgets budgets.toml
+@click.command(
+    "gate",
+    cls=Command,
+    examples=("turbokv-eval gate turbokv-compare/compare.json --budgets budgets.toml",),
+    failed="a budget is not kept, was not measured, or applies to no row",
+)
+@click.argument("comparison", metavar="COMPARE.json", type=PATH)
+@click.option("--budgets", type=PATH, required=True, metavar="FILE.toml", help="The limits.")
+@form_option
+def gate_command(comparison: Path, budgets: Path, form: str) -> None:
+    """Hold a comparison against budgets, for CI.
 
     \b
     budgets.toml:
@@ -40,16 +40,16 @@ def gate_command(comparison: Path, budgets: Path, output: str) -> None:
     """
     lines = gate.check(compare_view.load(comparison), gate.read_budgets(budgets))
     failed = [line for line in lines if not line.passed]
-    click.echo(render(lines, output), nl=False)
+    click.echo(render(lines, form), nl=False)
     if failed:
         raise CheckFailed(f"{len(failed)} of {len(lines)} budgets failed")
     if not lines:
         raise CheckFailed("no budget applies to any row: nothing was checked")
 
 
-def render(lines: list[gate.Line], output: str) -> str:
+def render(lines: list[gate.Line], form: str) -> str:
     """The lines in one of tabular.FORMATS."""
-    if output == "json":
+    if form == "json":
         passed = all(line.passed for line in lines)
         document = {
             "schema_version": gate.SCHEMA_VERSION,
@@ -71,7 +71,7 @@ def render(lines: list[gate.Line], output: str) -> str:
         ]
         for line in lines
     ]
-    if output == "csv":
+    if form == "csv":
         return tabular.as_csv((*columns[:5], "result", "why"), rows)
     table = tabular.Table("", columns, rows, left=frozenset(("budget", "at", "", "why")))
-    return table.as_markdown() if output == "md" else table.as_text()
+    return table.as_markdown() if form == "md" else table.as_text()

@@ -1,8 +1,7 @@
 """Runs a comparison for a command: progress on stderr, its result on stdout, exit code 1 when a row failed."""
 
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,9 @@ def run_and_print(
     settings: Callable[[Meter], Settings],
     folder: Path,
     form: str,
-    as_csv: Callable[[dict[str, Any]], str] = report.as_csv,
+    forms: Mapping[str, Callable[[dict[str, Any]], str]] = report.FORMS,
 ) -> dict[str, Any]:
-    """Takes up the run in `folder`, or begins one, and prints its document in one of tabular.FORMATS; returns it."""
+    """Takes up the run in `folder`, or begins one, and prints its document, which it returns, in one of the forms."""
     try:
         with meter(Console(stderr=True)) as show, store.opened(folder) as opened:
             measured = comparison.Comparison(settings(show), opened, show, sys.argv)
@@ -32,16 +31,10 @@ def run_and_print(
         where = f"; what was measured so far is in {found}" if found.is_file() else ""
         raise Interrupted(f"stopped{where}") from None
     console = Console()
-    if form == "json":
-        click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
-    elif form == "csv":
-        click.echo(as_csv(document), nl=False)
-    elif form == "md":
-        click.echo(report.as_markdown(document), nl=False)
-    elif console.is_terminal:
+    if form == "table" and console.is_terminal:
         report.print_to(console, document)
     else:
-        click.echo(report.as_text(document), nl=False)
+        click.echo(forms[form](document), nl=False)
     click.echo(f"results: {opened.json}", err=True)
     if failed := measured.failed_rows:
         names = ", ".join(row["label"] for row in failed)

@@ -10,18 +10,25 @@ import click
 
 from turbokv_eval import compare_view, kv_layout, memory, tabular
 from turbokv_eval.break_even import break_even
+from turbokv_eval.commands.command import PATH, Command, form_option
 from turbokv_eval.errors import BadInput
 from turbokv_eval.gguf_meta import read
 from turbokv_eval.kv_layers import parse as parse_rules
 from turbokv_eval.types import parse_types
 from turbokv_eval.units import MIB, format_size, parse_size
 
-_PATH = click.Path(path_type=Path)
 DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo2"
 
 
-@click.command("memory")
-@click.argument("model", type=_PATH)
+@click.command(
+    "memory",
+    cls=Command,
+    examples=(
+        "turbokv-eval memory MODEL.gguf --ctx 32768 --budget 16GiB",
+        "turbokv-eval memory MODEL.gguf --types f16,turbo3,q8_0/turbo3 -o csv",
+    ),
+)
+@click.argument("model", type=PATH)
 @click.option("--ctx", "-c", type=click.IntRange(min=1), help="Tokens, over all sequences.  [default: as trained]")
 @click.option("--budget", "-b", multiple=True, metavar="SIZE", help="Memory for weights and cache: 16GiB. Repeatable.")
 @click.option("--reserve", metavar="SIZE", default="0", show_default=True, help="Kept free of a budget (buffers).")
@@ -31,8 +38,8 @@ DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo2"
 @click.option("--unified", is_flag=True, help="The sequences share one cache (-kvu).")
 @click.option("--ubatch", "-ub", type=click.IntRange(min=1), default=memory.UBATCH, show_default=True, help="As -ub.")
 @click.option("--swa-full", is_flag=True, help="Sliding windows are kept whole, as --swa-full.")
-@click.option("--run", "measured", type=_PATH, metavar="COMPARE.json", help="A comparison, for the break-even.")
-@click.option("--output", "-o", type=click.Choice(tabular.FORMATS), default="table", show_default=True)
+@click.option("--run", "measured", type=PATH, metavar="COMPARE.json", help="A comparison, for the break-even.")
+@form_option
 def memory_command(
     model: Path,
     ctx: int | None,
@@ -45,14 +52,9 @@ def memory_command(
     ubatch: int,
     swa_full: bool,
     measured: Path | None,
-    output: str,
+    form: str,
 ) -> None:
     """How much memory each cache type takes, from the model's metadata alone: nothing is run.
-
-    \b
-    Example:
-      turbokv-eval memory MODEL.gguf --ctx 32768 --budget 16GiB
-      turbokv-eval memory MODEL.gguf --types f16,turbo3,q8_0/turbo3 -o csv
 
     The sizes are those of the buffers that llama.cpp allocates, to the byte. Compute buffers come on top of a budget:
     leave room for them with --reserve. The break-even is the number of generated tokens after which fewer bytes to read
@@ -66,7 +68,7 @@ def memory_command(
     rules = parse_rules(kv_layers, memory.KNOWN)
     found = memory.document(layout, configs, shape, [parse_size(size) for size in budget], parse_size(reserve), rules)
     _add_break_even(found, measured, layout.weights)
-    click.echo(render(found, output), nl=False)
+    click.echo(render(found, form), nl=False)
 
 
 def _add_break_even(document: dict[str, Any], measured: Path | None, weights: int) -> None:
@@ -80,14 +82,14 @@ def _add_break_even(document: dict[str, Any], measured: Path | None, weights: in
         document["notes"].append("no break-even: it needs measured speeds, from a comparison given with --run")
 
 
-def render(document: dict[str, Any], output: str) -> str:
+def render(document: dict[str, Any], form: str) -> str:
     """The document in one of tabular.FORMATS."""
-    if output == "json":
+    if form == "json":
         return json.dumps(document, indent=2) + "\n"
-    if output == "csv":
+    if form == "csv":
         return _csv(document)
     tables = [_sizes(document), _layers(document)]
-    if output == "md":
+    if form == "md":
         remarks = [f"- {line}" for line in _remarks(document)]
         return "\n".join([*(table.as_markdown() for table in tables), *remarks, ""])
     return "\n".join([*(table.as_text() for table in tables), *_remarks(document), ""])

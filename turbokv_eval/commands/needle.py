@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from turbokv_eval import api, generation_tables, needle, tabular
+from turbokv_eval import api, generation_tables, needle, report
 from turbokv_eval.commands import measured
+from turbokv_eval.commands.command import PATH, Command, bin_option, form_option, threads_option
 from turbokv_eval.errors import CheckFailed
 
-_PATH = click.Path(path_type=Path)
 _DEFAULT = needle.Plan(contexts=(512, 1024, 2048), needles=4)
 
 
@@ -39,9 +39,18 @@ def _listed(values: tuple[float, ...]) -> str:
     return ",".join(f"{value:g}" for value in values)
 
 
-@click.command("needle")
-@click.argument("model", type=_PATH)
-@click.option("-f", "--file", "text", type=_PATH, help="The haystack, plain text.  [default: as compare]")
+@click.command(
+    "needle",
+    cls=Command,
+    examples=(
+        "turbokv-eval needle MODEL.gguf",
+        "turbokv-eval needle MODEL.gguf -f TEXT --types f16,turbo3 --contexts 1024,4096",
+    ),
+    failed="a row failed, or a context was not measured",
+    cannot="the programs are not built, or the disk is full",
+)
+@click.argument("model", type=PATH)
+@click.option("-f", "--file", "text", type=PATH, help="The haystack, plain text.  [default: as compare]")
 @click.option("--types", default=api.DEFAULT_TYPES, show_default=True, help="Cache types, as compare takes them.")
 @click.option(
     "--contexts",
@@ -69,11 +78,11 @@ def _listed(values: tuple[float, ...]) -> str:
     help="At each context and position.",
 )
 @click.option("--seed", type=int, default=_DEFAULT.seed, show_default=True, help="Of facts and haystacks.")
-@click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
+@threads_option
 @click.option("--gpu-layers", "-ngl", type=click.IntRange(min=0), metavar="N", help="As compare takes it.")
-@click.option("--run", "folder", type=_PATH, default="turbokv-needle", show_default=True, help="Folder of results.")
-@click.option("--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]")
-@click.option("-o", "--output", "form", type=click.Choice(tabular.FORMATS), default="table", show_default=True)
+@click.option("--run", "folder", type=PATH, default="turbokv-needle", show_default=True, help="Folder of results.")
+@bin_option
+@form_option
 def needle_command(
     model: Path,
     text: Path | None,
@@ -86,10 +95,6 @@ def needle_command(
     **plan: Any,
 ) -> None:
     """Whether a model finds planted facts again, by context length and position, with each cache type.
-
-    \b
-    Example:
-      turbokv-eval needle MODEL.gguf --types f16,turbo3 --contexts 1024,4096
 
     A haystack holds facts at every position and is asked for each. Found: greedy generation gives the answer, of
     those that the f32 reference finds; where it finds none, there is no evidence. The log-probability of the answers
@@ -119,7 +124,7 @@ def needle_command(
         ),
         folder,
         form,
-        generation_tables.needle_csv,
+        {**report.FORMS, "csv": generation_tables.needle_csv},
     )
     if len(document["needle"]) < len(plan["contexts"]):
         raise CheckFailed("; ".join(document["notes"]) or "not every context was measured")

@@ -9,22 +9,27 @@ from typing import Any
 import click
 
 from turbokv_eval import build, kv_log, perplexity, preflight, provenance, runner, tabular
+from turbokv_eval.commands.command import PATH, Command, bin_option, form_option, threads_option
 from turbokv_eval.errors import BadInput, CheckFailed
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.types import parse_types
 
-_PATH = click.Path(path_type=Path)
 
-
-@click.command("perplexity")
-@click.argument("model", type=_PATH)
-@click.option("-f", "--file", "text", type=_PATH, required=True, help="Plain text.")
+@click.command(
+    "perplexity",
+    cls=Command,
+    examples=("turbokv-eval perplexity MODEL.gguf -f TEXT --type turbo3 --ctx 2048",),
+    failed="the run gave no perplexity, or did not use the cache that was asked for",
+    cannot="the programs are not built or do not run",
+)
+@click.argument("model", type=PATH)
+@click.option("-f", "--file", "text", type=PATH, required=True, help="Plain text.")
 @click.option("--type", "spec", default="turbo3", show_default=True, help="Cache type; K/V for a pair, @off: plain.")
 @click.option("--ctx", "-c", type=click.IntRange(min=16), default=512, show_default=True, help="Tokens of a chunk.")
 @click.option("--chunks", type=click.IntRange(min=1), default=12, show_default=True, help="Chunks of the text.")
-@click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
-@click.option("--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]")
-@click.option("--output", "-o", type=click.Choice(tabular.FORMATS), default="table", show_default=True)
+@threads_option
+@bin_option
+@form_option
 def perplexity_command(
     model: Path,
     text: Path,
@@ -33,16 +38,9 @@ def perplexity_command(
     chunks: int,
     threads: int | None,
     bin_dir: Path | None,
-    output: str,
+    form: str,
 ) -> None:
-    """The perplexity of one cache type over a text, as llama-perplexity prints it. `compare` says more: read its KLD.
-
-    \b
-    Example:
-      turbokv-eval perplexity MODEL.gguf -f TEXT --type turbo3 --ctx 2048
-
-    Exit code 1 when the run did not use the cache that was asked for.
-    """
+    """The perplexity of one cache type over a text, as llama-perplexity prints it; `compare` says more."""
     folder = bin_dir or build.default_bin()
     preflight.check_programs(folder)
     configs = parse_types(spec, preflight.known_types(folder))
@@ -73,12 +71,12 @@ def perplexity_command(
         "kv": contexts[0].as_dict(),
         **asdict(found),
     }
-    click.echo(render(document, output), nl=False)
+    click.echo(render(document, form), nl=False)
 
 
-def render(document: dict[str, Any], output: str) -> str:
+def render(document: dict[str, Any], form: str) -> str:
     """The document in one of tabular.FORMATS."""
-    if output == "json":
+    if form == "json":
         return json.dumps(document, indent=2, allow_nan=False) + "\n"
     columns = ("cache", "keys", "KV MiB", "PPL", "±", "chunks", "ctx", "tokens")
     # four and five decimals: those that the program prints
@@ -92,7 +90,4 @@ def render(document: dict[str, Any], output: str) -> str:
         str(document["ctx"]),
         str(document["values"]),
     )
-    if output == "csv":
-        return tabular.as_csv(columns, [row])
-    table = tabular.Table("", columns, [row], left=frozenset(("keys",)))
-    return table.as_markdown() if output == "md" else table.as_text()
+    return tabular.Table("", columns, [row], left=frozenset(("keys",))).rendered(form)

@@ -6,20 +6,20 @@ from pathlib import Path
 import click
 
 from turbokv_eval import compare_view
+from turbokv_eval.commands.command import PATH, Command
 from turbokv_eval.errors import BadInput, MachineCannot
 
-_PATH = click.Path(path_type=Path)
 
-
-@click.command("report")
-@click.argument("comparison", metavar="COMPARE.json", type=_PATH)
-@click.option("--output", "-o", type=_PATH, default="report.html", show_default=True, help="The page to write.")
+@click.command(
+    "report",
+    cls=Command,
+    examples=("turbokv-eval report turbokv-compare/compare.json -o report.html",),
+    cannot="the disk is full",
+)
+@click.argument("comparison", metavar="COMPARE.json", type=PATH)
+@click.option("--output", "-o", type=PATH, default="report.html", show_default=True, help="The page to write.")
 def report_command(comparison: Path, output: Path) -> None:
     """Make one HTML page of a comparison: tables, plots, where the numbers come from. Prints its path.
-
-    \b
-    Example:
-      turbokv-eval report turbokv-compare/compare.json -o report.html
 
     The page is one file that loads nothing and runs no script; the JSON is inside, to download.
     """

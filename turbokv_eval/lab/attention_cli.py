@@ -1,6 +1,5 @@
 """The commands `lab capture` and `lab attention`. Bodies import what they need: SciPy takes a second."""
 
-import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -9,24 +8,32 @@ import click
 from rich.console import Console
 
 from turbokv_eval import build, preflight, provenance
-from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
+from turbokv_eval.commands.command import PATH, Command, bin_option, form_option, threads_option
+from turbokv_eval.errors import BadInput, CheckFailed
 from turbokv_eval.gguf_info import read_model
 from turbokv_eval.progress import meter
 
-_PATH = click.Path(path_type=Path)
 
-
-@click.command("capture")
-@click.argument("model", type=_PATH)
-@click.option("-f", "--file", "text", type=_PATH, required=True, help="Plain text to run through the model.")
-@click.option("-o", "--output", type=_PATH, required=True, help="The file to write, a GGUF.")
+@click.command(
+    "capture",
+    cls=Command,
+    examples=(
+        "turbokv-eval lab capture MODEL.gguf -f TEXT -o MODEL.capture.gguf",
+        "turbokv-eval lab attention MODEL.capture.gguf",
+    ),
+    failed="the program wrote no file",
+    cannot="the program is not built",
+)
+@click.argument("model", type=PATH)
+@click.option("-f", "--file", "text", type=PATH, required=True, help="Plain text to run through the model.")
+@click.option("-o", "--output", type=PATH, required=True, help="The file to write, a GGUF.")
 @click.option("--layers", metavar="LIST", help="Such as 0,5,-1.  [default: 8, spread evenly]")
 @click.option("--ctx", "-c", type=click.IntRange(min=64), help="Tokens.  [default: 2048 or all of the text]")
 @click.option("--flash-attn", is_flag=True, help="With flash attention; the cache is f32 either way.")
 @click.option("--full", is_flag=True, help="Queries and values as f32 and not f16.")
 @click.option("--pre-rope", is_flag=True, help="The keys before RoPE too.")
-@click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
-@click.option("--bin", "bin_dir", type=_PATH, help="Folder of the programs.  [default: where `build` left them]")
+@threads_option
+@bin_option
 def capture_command(
     model: Path,
     text: Path,
@@ -36,13 +43,7 @@ def capture_command(
     bin_dir: Path | None,
     **options: Any,
 ) -> None:
-    """Queries, keys and values of a real model, as its attention sees them, in one file.
-
-    \b
-    Example:
-      turbokv-eval lab capture MODEL.gguf -f TEXT -o MODEL.capture.gguf
-      turbokv-eval lab attention MODEL.capture.gguf
-    """
+    """Queries, keys and values of a real model, as its attention sees them, in one file."""
     from turbokv_eval.lab import capture
 
     info = read_model(model)
@@ -53,8 +54,16 @@ def capture_command(
     click.echo(made)
 
 
-@click.command("attention")
-@click.argument("file", metavar="CAPTURE", type=_PATH)
+@click.command(
+    "attention",
+    cls=Command,
+    examples=(
+        "turbokv-eval lab attention MODEL.capture.gguf --plot pareto.svg",
+        "turbokv-eval lab attention MODEL.capture.gguf --side keys -o csv",
+    ),
+    failed="no method could be measured",
+)
+@click.argument("file", metavar="CAPTURE", type=PATH)
 @click.option(
     "--methods",
     metavar="LIST",
@@ -62,14 +71,14 @@ def capture_command(
 )
 @click.option("--side", type=click.Choice(["keys", "values", "both"]), default="both", show_default=True)
 @click.option("--baseline", metavar="LIST", help="One for each half bit.  [default: plain rotation]")
-@click.option("--calibrate", type=_PATH, metavar="CAPTURE", help="Fit on this one.  [default: the first half]")
+@click.option("--calibrate", type=PATH, metavar="CAPTURE", help="Fit on this one.  [default: the first half]")
 @click.option("--layers", metavar="LIST", help="Of those in the capture.  [default: all]")
 @click.option("--queries", type=click.IntRange(min=1), default=256, show_default=True, help="Of each head.")
 @click.option("--block", type=click.IntRange(min=1), default=16, show_default=True, help="Consecutive queries.")
 @click.option("--window", type=click.IntRange(min=0), default=0, show_default=True, help="Recent tokens kept as f16.")
 @click.option("--sinks", type=click.IntRange(min=0), default=0, show_default=True, help="First tokens kept as f16.")
-@click.option("-o", "--output", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True)
-@click.option("--plot", type=_PATH, metavar="FILE", help="The Pareto plot, .svg or .png.")
+@form_option
+@click.option("--plot", type=PATH, metavar="FILE", help="The Pareto plot, .svg or .png.")
 def attention_command(
     file: Path,
     methods: str | None,
@@ -77,17 +86,11 @@ def attention_command(
     baseline: str | None,
     calibrate: Path | None,
     layers: str | None,
-    output: str,
+    form: str,
     plot: Path | None,
     **numbers: int,
 ) -> None:
-    """What each quantiser does to the attention of a capture, at its true bits per value.
-
-    \b
-    Example:
-      turbokv-eval lab attention MODEL.capture.gguf --plot pareto.svg
-      turbokv-eval lab attention MODEL.capture.gguf --side keys -o csv
-    """
+    """What each quantiser does to the attention of a capture, at its true bits per value."""
     from turbokv_eval.lab import attention, attention_report, capture, plots
     from turbokv_eval.lab.registry import METHODS
 
@@ -100,22 +103,14 @@ def attention_command(
     wanted = _named(baseline, "--baseline") if baseline else BASELINES
     if plot is not None:
         plots.check_plot(plot)
-    try:
-        with meter(Console(stderr=True)) as show:
-            rows, failed = attention.measure(
-                found, chosen, by_side, METHODS, settings, other, lambda part, what: show.update(part, 1.0, what)
-            )
-    except KeyboardInterrupt:
-        raise Interrupted("stopped; nothing was written") from None
+    with meter(Console(stderr=True)) as show:
+        rows, failed = attention.measure(
+            found, chosen, by_side, METHODS, settings, other, lambda part, what: show.update(part, 1.0, what)
+        )
     document = attention.document(found, chosen, rows, failed, wanted, settings, other)
     if plot is not None:
         plots.save_pareto(document, plot)
-    if output == "json":
-        click.echo(json.dumps(document, indent=1))
-    elif output == "csv":
-        click.echo(attention_report.as_csv(document), nl=False)
-    else:
-        click.echo(attention_report.as_text(document), nl=False)
+    click.echo(attention_report.FORMS[form](document), nl=False)
     if not rows:
         raise CheckFailed(f"no method could be measured: {next(iter(failed.values()), 'none was named')}")
 

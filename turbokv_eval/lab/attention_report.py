@@ -1,10 +1,11 @@
 """The tables of `lab attention`: a pure function of its document."""
 
+import json
 from typing import Any
 
 import pandas as pd
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -40,7 +41,7 @@ def frame(document: dict[str, Any]) -> pd.DataFrame:
 
 def as_csv(document: dict[str, Any]) -> str:
     """`frame` as CSV."""
-    return frame(document).to_csv(index=False)
+    return frame(document).to_csv(index=False, lineterminator="\n")
 
 
 def as_text(document: dict[str, Any]) -> str:
@@ -48,9 +49,18 @@ def as_text(document: dict[str, Any]) -> str:
     return wide.as_text(render(document))
 
 
-def print_to(console: Console, document: dict[str, Any]) -> None:
-    """Prints the tables, wide enough for every cell."""
-    wide.print_to(console, render(document))
+def as_markdown(document: dict[str, Any]) -> str:
+    """The tables in GitHub-flavoured Markdown."""
+    return wide.as_markdown(render(document))
+
+
+def as_json(document: dict[str, Any]) -> str:
+    """The document itself."""
+    return json.dumps(document, indent=1) + "\n"
+
+
+# By the names in tabular.FORMATS.
+FORMS = {"table": as_text, "md": as_markdown, "csv": as_csv, "json": as_json}
 
 
 def render(document: dict[str, Any]) -> Group:

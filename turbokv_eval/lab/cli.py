@@ -5,22 +5,26 @@ import json
 import click
 from rich.console import Console
 
-from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
+from turbokv_eval import tabular
+from turbokv_eval.commands.command import Command, Group, form_option
+from turbokv_eval.errors import BadInput, CheckFailed
 from turbokv_eval.lab.attention_cli import attention_command, capture_command
 from turbokv_eval.progress import meter
 
 
-@click.group("lab")
+@click.group(
+    "lab",
+    cls=Group,
+    examples=(
+        "turbokv-eval lab theory",
+        "turbokv-eval lab methods",
+        "turbokv-eval lab capture MODEL.gguf -f TEXT -o MODEL.capture.gguf",
+        "turbokv-eval lab attention MODEL.capture.gguf",
+    ),
+    failed="a check failed",
+)
 def lab() -> None:
-    """Quantisers of the field in NumPy, measured side by side.
-
-    \b
-    Example:
-      turbokv-eval lab theory
-      turbokv-eval lab methods
-      turbokv-eval lab capture MODEL.gguf -f TEXT -o MODEL.capture.gguf
-      turbokv-eval lab attention MODEL.capture.gguf
-    """
+    """Quantisers of the field in NumPy, measured side by side."""
 
 
 lab.add_command(capture_command)
@@ -40,44 +44,37 @@ def _list(ctx: click.Context, param: click.Parameter, value: str | None) -> tupl
     return numbers
 
 
-@lab.command("theory")
+@lab.command(
+    "theory",
+    cls=Command,
+    examples=("turbokv-eval lab theory --dims 128 -o json",),
+    failed="a claim of the paper is contradicted",
+)
 @click.option("--dims", callback=_list, metavar="N,N,...", help="Head dimensions.  [default: 64,80,96,128,256]")
 @click.option("--bits", callback=_list, metavar="N,N,...", help="Bits a value, 1 to 8.  [default: 1,2,3,4]")
 @click.option("--draws", type=click.IntRange(min=2), help="Rotations and sketches at each dimension.  [default: 40]")
 @click.option("--rows", type=click.IntRange(min=1), help="Vectors for each of them.  [default: 400]")
 @click.option("--seed", type=click.IntRange(min=0), help="[default: 0]")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def theory_command(output: str, **chosen: tuple[int, ...] | int | None) -> None:
+@form_option
+def theory_command(form: str, **chosen: tuple[int, ...] | int | None) -> None:
     """Distortion of the codes on random vectors, against the bounds and the figures of the TurboQuant paper.
 
-    \b
-    Example:
-      turbokv-eval lab theory --dims 128 -o json
-
-    No model is needed. Exit code 1 if a claim of the paper is contradicted.
+    No model is needed.
     """
     from turbokv_eval.lab import theory, theory_report
 
     settings = theory.Settings(**{name: value for name, value in chosen.items() if value is not None})  # type: ignore[arg-type]
-    try:
-        with meter(Console(stderr=True)) as show:
-            document = theory.measure(settings, show.update)
-    except KeyboardInterrupt:
-        raise Interrupted("stopped; nothing was written") from None
-    click.echo(json.dumps(document, indent=1) if output == "json" else theory_report.as_text(document).rstrip("\n"))
+    with meter(Console(stderr=True)) as show:
+        document = theory.measure(settings, show.update)
+    click.echo(theory_report.FORMS[form](document), nl=False)
     if document["broken"]:
         raise CheckFailed(f"{len(document['broken'])} claims contradicted: {document['broken'][0]}")
 
 
-@lab.command("methods")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def methods_command(output: str) -> None:
-    """The methods that the other commands take by name, with what they are.
-
-    \b
-    Example:
-      turbokv-eval lab methods
-    """
+@lab.command("methods", cls=Command, examples=("turbokv-eval lab methods",))
+@form_option
+def methods_command(form: str) -> None:
+    """The methods that the other commands take by name, with what they are."""
     from turbokv_eval.lab.registry import FAMILIES
 
     found = [
@@ -85,9 +82,10 @@ def methods_command(output: str) -> None:
         for family in FAMILIES.values()
         for rate in family.rates
     ]
-    if output == "json":
+    if form == "json":
         click.echo(json.dumps(found, indent=1))
         return
-    width = max(len(str(row["name"])) for row in found)
-    for row in found:
-        click.echo(f"{row['name']:<{width}}  {row['summary']}")
+    columns = ("name", "bits", "summary")
+    table = tabular.Table("", columns, [[str(row[column]) for column in columns] for row in found])
+    table.left = frozenset(("summary",))
+    click.echo(table.rendered(form), nl=False)

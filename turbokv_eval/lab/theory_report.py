@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import pandas as pd
 from rich import box
-from rich.console import Console
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-WIDTH = 200
+from turbokv_eval import wide
+
+
+def render(document: dict[str, Any]) -> Group:
+    """The tables and what must be known to read them."""
+    rows = document["distortion"]
+    parts: list[RenderableType] = [Text(line) for line in _head(document["settings"])]
+    parts.append(_mse_table([row for row in rows if row["method"] == "turboquant_mse"]))
+    parts.append(_product_table([row for row in rows if row["method"] != "turboquant_mse"]))
+    parts.append(_other_table(document["others"]))
+    parts += [Text(f"broken: {claim}") for claim in document["broken"]]
+    return Group(*parts)
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """Plain text."""
-    console = Console(width=WIDTH, color_system=None, force_terminal=False)
-    with console.capture() as capture:
-        for line in _head(document["settings"]):
-            console.print(line)
-        rows = document["distortion"]
-        console.print(_mse_table([row for row in rows if row["method"] == "turboquant_mse"]))
-        console.print(_product_table([row for row in rows if row["method"] != "turboquant_mse"]))
-        console.print(_other_table(document["others"]))
-        for claim in document["broken"]:
-            console.print(f"broken: {claim}")
-    return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
+    """The tables as plain text."""
+    return wide.as_text(render(document))
+
+
+def as_markdown(document: dict[str, Any]) -> str:
+    """The tables in GitHub-flavoured Markdown."""
+    return wide.as_markdown(render(document))
+
+
+def as_csv(document: dict[str, Any]) -> str:
+    """One row for each method, dimension and rate; numbers unrounded, what a method does not have is empty."""
+    frame = pd.json_normalize([*document["distortion"], *document["others"]])
+    return frame.to_csv(index=False, lineterminator="\n")
+
+
+def as_json(document: dict[str, Any]) -> str:
+    """The document itself."""
+    return json.dumps(document, indent=1) + "\n"
+
+
+# By the names in tabular.FORMATS.
+FORMS = {"table": as_text, "md": as_markdown, "csv": as_csv, "json": as_json}
 
 
 def _head(settings: dict[str, Any]) -> list[str]:

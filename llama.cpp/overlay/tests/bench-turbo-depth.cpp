@@ -4,8 +4,8 @@
 //   bench-turbo-depth -m MODEL [-k TYPES] [-d DEPTHS] [-p PROMPT] [-n GENERATED] [-r ROUNDS] [-t THREADS]
 //
 // TYPES as in f16,turbo3,turbo3@off,q8_0/turbo3: K and V, or K/V; @on, @off: conditioning of the keys (auto without).
-// Attention time is the time at a depth minus the time at depth 0, which is what a cache type decides; growth is the exponent of the depth
-// that fits it (least squares in logarithms, depths of 1024 and more). [a, b] is the 95 % interval of the ratio of medians, by bootstrap over the rounds.
+// Attention time is the time at a depth minus the time at depth 0 in the same round, which is what a cache type decides; growth is the exponent of the
+// depth that fits its medians (least squares in logarithms, depths of 1024 and more). [a, b] is the 95 % interval, by bootstrap over the rounds.
 
 #include "common.h"
 #include "ggml-turbo.h"
@@ -34,11 +34,15 @@ static const char * const KIND_NAMES[N_KINDS] = { "prompt", "generation" };
 
 using samples = std::vector<double>; // milliseconds
 
-struct variant {
-    std::string name;
+struct context {
     llama_context_ptr ctx;
     int depth = 0;
-    std::map<int, samples> ms[N_KINDS]; // by depth
+};
+
+struct variant {
+    std::string name;
+    context deep, empty; // the second stays at depth 0
+    std::map<int, samples> ms[N_KINDS], attention[N_KINDS]; // by depth
 };
 
 [[noreturn]] static void quit(int code, const std::string & why) {
@@ -70,7 +74,7 @@ static ggml_type parse_type(const std::string & name) {
     quit(2, "no cache type is called '" + name + "'");
 }
 
-static variant make_variant(llama_model * model, const options & o, const std::string & spec, int n_ctx) {
+static context make_context(llama_model * model, const options & o, const std::string & spec, int n_ctx) {
     const std::string types     = spec.substr(0, spec.find('@'));
     const std::string condition = types.size() == spec.size() ? "auto" : spec.substr(types.size() + 1);
     const std::string k         = types.substr(0, types.find('/'));
@@ -86,8 +90,7 @@ static variant make_variant(llama_model * model, const options & o, const std::s
     params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
     params.swa_full        = true; // tokens are removed again after every measurement
     setenv("LLAMA_KV_CONDITION", condition.c_str(), 1);
-    variant res;
-    res.name = spec;
+    context res;
     res.ctx.reset(llama_init_from_model(model, params));
     if (!res.ctx) {
         quit(3, "no context with the cache " + spec);
@@ -95,37 +98,48 @@ static variant make_variant(llama_model * model, const options & o, const std::s
     return res;
 }
 
-static void evaluate(variant & v, const llama_token * tokens, int n) {
-    common_batch batch(v.ctx.get());
+static void evaluate(context & c, const llama_token * tokens, int n) {
+    common_batch batch(c.ctx.get());
     for (int i = 0; i < n; ++i) {
-        batch.add(tokens[i], v.depth + i, 0, i == n - 1);
+        batch.add(tokens[i], c.depth + i, 0, i == n - 1);
     }
-    if (llama_process(v.ctx.get(), LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0) {
-        quit(3, "evaluation failed with the cache " + v.name);
+    if (llama_process(c.ctx.get(), LLAMA_PROCESS_TYPE_DECODE, batch.get()) != 0) {
+        quit(3, "evaluation failed at depth " + std::to_string(c.depth));
     }
-    llama_synchronize(v.ctx.get());
-    v.depth += n;
+    llama_synchronize(c.ctx.get());
+    c.depth += n;
 }
 
-static void fill(variant & v, const std::vector<llama_token> & tokens, int depth) {
-    while (v.depth < depth) {
-        evaluate(v, tokens.data() + v.depth, std::min(512, depth - v.depth));
+static void fill(context & c, const std::vector<llama_token> & tokens, int depth) {
+    while (c.depth < depth) {
+        evaluate(c, tokens.data() + c.depth, std::min(512, depth - c.depth));
     }
 }
 
 // milliseconds; the cache is as it was afterwards
-static double measure(variant & v, const std::vector<llama_token> & tokens, int n, int at_once) {
-    const int depth  = v.depth;
+static double measure(context & c, const std::vector<llama_token> & tokens, int n, int at_once) {
+    const int depth  = c.depth;
     const auto begin = std::chrono::steady_clock::now();
     for (int i = 0; i < n; i += at_once) {
-        evaluate(v, tokens.data() + depth + i, at_once);
+        evaluate(c, tokens.data() + depth + i, at_once);
     }
     const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-    if (!llama_memory_seq_rm(llama_get_memory(v.ctx.get()), 0, depth, -1)) {
+    if (!llama_memory_seq_rm(llama_get_memory(c.ctx.get()), 0, depth, -1)) {
         quit(3, "this model's memory cannot remove single tokens, which the measurement needs");
     }
-    v.depth = depth;
+    c.depth = depth;
     return ms;
+}
+
+static void run_round(variant & v, int depth, const std::vector<llama_token> & tokens, const options & o) {
+    const int n[N_KINDS] = { o.n_prompt, o.n_gen }, at_once[N_KINDS] = { o.n_prompt, 1 };
+    for (int k = 0; k < N_KINDS; ++k) {
+        const double ms = measure(v.deep, tokens, n[k], at_once[k]);
+        v.ms[k][depth].push_back(ms);
+        if (depth > 0) {
+            v.attention[k][depth].push_back(ms - measure(v.empty, tokens, n[k], at_once[k]));
+        }
+    }
 }
 
 struct interval { double value, lo, hi; };
@@ -171,31 +185,31 @@ static void report(const std::vector<variant> & variants, const std::vector<int>
                 const auto ratio  = bootstrap(own.size(), [&](const auto & i) { return median_of(base, i)/median_of(own, i); });
                 printf("%-10s depth %6d  %-14s %9.2f t/s  %6.3f x %s [%.3f, %.3f]", KIND_NAMES[k], depth, v.name.c_str(), 1e3*n/median(own), ratio.value,
                     variants[0].name.c_str(), ratio.lo, ratio.hi);
-                if (depth > 0 && depths[0] == 0) {
-                    const auto & base0 = variants[0].ms[k].at(0);
-                    const auto & own0  = v.ms[k].at(0);
-                    const auto attention = bootstrap(own.size(), [&](const auto & i) {
-                        return (median_of(own, i) - median_of(own0, i))/(median_of(base, i) - median_of(base0, i));
-                    });
-                    const double ms = median(own) - median(own0);
-                    printf("  attention %9.3f ms  %6.3f x %s [%.3f, %.3f]", k == PROMPT ? ms : ms/n, attention.value, variants[0].name.c_str(), attention.lo, attention.hi);
+                if (depth > 0) {
+                    const auto & base_a = variants[0].attention[k].at(depth);
+                    const auto & own_a  = v.attention[k].at(depth);
+                    const auto attention = bootstrap(own_a.size(), [&](const auto & i) { return median_of(own_a, i)/median_of(base_a, i); });
+                    printf("  attention %9.3f ms  %6.3f x %s [%.3f, %.3f]", median(own_a)/(k == PROMPT ? 1 : n), attention.value, variants[0].name.c_str(), attention.lo, attention.hi);
                 }
                 printf("\n");
             }
         }
     }
-    for (int k = 0; k < N_KINDS && depths[0] == 0; ++k) {
+    for (int k = 0; k < N_KINDS; ++k) {
         for (const auto & v : variants) {
-            double n = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
-            for (int depth : depths) {
-                const double ms = depth >= 1024 ? median(v.ms[k].at(depth)) - median(v.ms[k].at(0)) : 0.0;
-                if (ms > 0.0) {
-                    const double x = log(depth), y = log(ms);
-                    n += 1, sx += x, sy += y, sxx += x*x, sxy += x*y;
+            const auto exponent = bootstrap(o.rounds, [&](const auto & index) {
+                double n = 0, sx = 0, sy = 0, sxx = 0, sxy = 0;
+                for (const auto & [depth, ms] : v.attention[k]) {
+                    const double y = depth >= 1024 ? median_of(ms, index) : 0.0;
+                    if (y > 0.0) {
+                        const double x = log(depth);
+                        n += 1, sx += x, sy += log(y), sxx += x*x, sxy += x*log(y);
+                    }
                 }
-            }
-            if (n >= 3) {
-                printf("%-10s growth  %-14s attention time ~ depth^%.3f over %.0f depths\n", KIND_NAMES[k], v.name.c_str(), (n*sxy - sx*sy)/(n*sxx - sx*sx), n);
+                return n < 3 ? NAN : (n*sxy - sx*sy)/(n*sxx - sx*sx);
+            });
+            if (std::isfinite(exponent.value)) {
+                printf("%-10s growth  %-14s attention time ~ depth^%.3f [%.3f, %.3f]\n", KIND_NAMES[k], v.name.c_str(), exponent.value, exponent.lo, exponent.hi);
             }
         }
     }
@@ -233,7 +247,7 @@ int main(int argc, char ** argv) {
     const int n_ctx = depths.back() + std::max(o.n_prompt, o.n_gen);
     std::vector<variant> variants;
     for (const auto & spec : split(o.types, ',')) {
-        variants.push_back(make_variant(model.get(), o, spec, n_ctx));
+        variants.push_back({ spec, make_context(model.get(), o, spec, n_ctx), make_context(model.get(), o, spec, std::max(o.n_prompt, o.n_gen)), {}, {} });
     }
     std::mt19937 rng(1);
     std::uniform_int_distribution<int> any(0, llama_vocab_n_tokens(llama_model_get_vocab(model.get())) - 1);
@@ -243,14 +257,16 @@ int main(int argc, char ** argv) {
     }
     for (int depth : depths) {
         for (auto & v : variants) {
-            fill(v, tokens, depth);
-            measure(v, tokens, o.n_prompt, o.n_prompt); // warm up
+            fill(v.deep, tokens, depth);
+        }
+        fprintf(stderr, "depth %d filled\n", depth);
+        for (auto & v : variants) { // warm up
+            measure(v.deep,  tokens, o.n_prompt, o.n_prompt);
+            measure(v.empty, tokens, o.n_prompt, o.n_prompt);
         }
         for (int r = 0; r < o.rounds; ++r) {
             for (size_t i = 0; i < variants.size(); ++i) {
-                auto & v = variants[(r + i) % variants.size()]; // nobody always follows the same other
-                v.ms[PROMPT][depth].push_back(measure(v, tokens, o.n_prompt, o.n_prompt));
-                v.ms[GENERATION][depth].push_back(measure(v, tokens, o.n_gen, 1));
+                run_round(variants[(r + i) % variants.size()], depth, tokens, o); // nobody always follows the same other
             }
         }
         fprintf(stderr, "depth %d measured\n", depth);

@@ -4,6 +4,7 @@
 #include "emu_internal.h"
 
 #include <random>
+#include <set>
 
 #include <sys/mman.h>
 #include <xmmintrin.h>
@@ -68,6 +69,23 @@ std::mt19937 rng(1);
 size_t arena_used, dynamic_size;
 std::vector<fault> faults;
 std::vector<launch_info> launches;
+
+// Kernel, threads and bytes of dynamic shared memory of every form of launch, appended to the file of the variable EMU_LAUNCHES.
+struct launch_log {
+    std::set<std::string> lines;
+
+    ~launch_log() {
+        const char * path = getenv("EMU_LAUNCHES");
+        FILE * f = path && !lines.empty() ? fopen(path, "a") : nullptr;
+        if (f) {
+            for (const auto & line : lines) {
+                fprintf(f, "%s\n", line.c_str());
+            }
+            fclose(f);
+        }
+    }
+} launch_log;
+
 std::map<uintptr_t, std::unique_ptr<buffer>> buffers; // by address of the allocation
 traffic pool_counts;
 constexpr unsigned char CANARY = 0xFF;
@@ -292,6 +310,7 @@ void launch(const char * kernel, dim3 grid, dim3 block, size_t smem, body_t b, v
         fixed += r.key ? r.hi - r.lo : 0;
     }
     launches.push_back({ kernel, { grid.x, grid.y, grid.z }, { block.x, block.y, block.z }, smem, fixed });
+    launch_log.lines.insert(kernel_name.substr(0, kernel_name.find('<')) + " " + std::to_string(block.x*block.y*block.z) + " " + std::to_string(smem));
     check_canaries();
 }
 

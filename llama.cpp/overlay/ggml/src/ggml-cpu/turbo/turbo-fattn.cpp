@@ -4,6 +4,9 @@
 // block against all keys, or a run of them when there are too few row blocks for the threads; then the partial results are merged after a
 // barrier. A tile of K and V is decoded once for a whole row block. Scratch is a few tiles and one row block a thread, whatever the context.
 //
+// Few rows (a generated token) are bound by memory at depth, and the heads of one key share cache lines: a unit then takes a tile for all its KV heads in
+// turn, so that each line comes from memory once.
+//
 // Q, K and V come rotated, the output leaves rotated: the graph undoes it (llama-turbo.cpp).
 
 #include "turbo.h"
@@ -30,7 +33,6 @@ constexpr int MAX_SUB = 4;                    // sub-blocks of LANES rows in a r
 constexpr int64_t ROW_BLOCK_BYTES = 256*1024; // Q and output of a row block: they stay in L2
 constexpr int64_t MIN_KEYS = 4*TILE;          // keys of a unit
 constexpr int64_t UNITS_PER_THREAD = 8;
-
 
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -97,6 +99,10 @@ struct fattn_plan {
     int64_t chunk, n_chunks;          // keys of a unit, units a row block
     int64_t n_units;
 
+    const turbo_kernels * level;
+    bool    few;                      // the row kernels do it
+    int64_t unit_heads, n_head_units; // few: KV heads of a unit, such groups of heads
+
     size_t scratch;                   // bytes a thread
     size_t partials;                  // bytes for all
 
@@ -112,8 +118,9 @@ struct scratch_sizes {
     size_t q, q_scale, o, M, S, alpha, beta, k, k_scale, v, v_scale, s, mask, w, row;
 
     explicit scratch_sizes(const fattn_plan & p) {
-        const int64_t lanes = (p.block + 15)/16*16;
-        q       = align64(p.DK*std::max<int64_t>(lanes*sizeof(float), MAX_FEW*4*sizeof(int16_t)));
+        // the row kernels hold the rows of all heads of the unit, q four times over in int16
+        const int64_t lanes = p.few ? p.unit_heads*p.rows : (p.block + 15)/16*16;
+        q       = align64(p.DK*lanes*(p.few ? 4*sizeof(int16_t) : sizeof(float)));
         q_scale = align64(p.DK/16*lanes*sizeof(float));
         o       = align64(p.DV*lanes*sizeof(float));
         M       = align64(lanes*sizeof(float));
@@ -166,15 +173,21 @@ bool make_plan(const ggml_tensor * dst, int nth, fattn_plan & p) {
     p.block    = std::min(p.rows, sub*LANES);
     p.n_blocks = (p.rows + p.block - 1)/p.block;
 
-    const int64_t n_full = p.n_blocks*p.n_head_kv*p.n_stream;
-    p.n_chunks = 1;
-    if (nth > 1 && n_full < UNITS_PER_THREAD/2*nth) {
-        p.n_chunks = std::clamp<int64_t>(UNITS_PER_THREAD*nth/n_full, 1, std::max<int64_t>(1, p.n_kv/MIN_KEYS));
-    }
+    p.level = turbo_kernels_get();
+    p.few   = ggml_is_turbo(k->type) && ggml_is_turbo(v->type) && p.rows <= MAX_FEW && p.level->fattn_rows.scores;
+
+    const int64_t n_full = p.few ? p.n_stream : p.n_blocks*p.n_head_kv*p.n_stream;
+    const int64_t wanted = nth > 1 && n_full < UNITS_PER_THREAD/2*nth ? UNITS_PER_THREAD*nth/n_full : 1;
+    p.n_chunks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, p.n_kv/MIN_KEYS));
     const int64_t tiles = (p.n_kv + TILE - 1)/TILE;
     p.chunk    = std::max<int64_t>(1, (tiles + p.n_chunks - 1)/p.n_chunks)*TILE;
     p.n_chunks = std::max<int64_t>(1, (p.n_kv + p.chunk - 1)/p.chunk);
-    p.n_units  = n_full*p.n_chunks;
+
+    // a short cache is cut by heads too
+    p.n_head_units = std::clamp<int64_t>((wanted + p.n_chunks - 1)/p.n_chunks, 1, p.n_head_kv);
+    p.unit_heads   = (p.n_head_kv + p.n_head_units - 1)/p.n_head_units;
+    p.n_head_units = (p.n_head_kv + p.unit_heads - 1)/p.unit_heads;
+    p.n_units      = n_full*p.n_chunks*(p.few ? p.n_head_units : 1);
 
     p.scratch  = scratch_sizes(p).total();
     p.partials = p.n_chunks > 1 ? align64(p.n_stream*p.n_head_kv*p.rows*p.n_chunks*p.partial_stride()*sizeof(float)) : 0;
@@ -257,7 +270,7 @@ class fattn {
 public:
     fattn(const ggml_compute_params * params, ggml_tensor * dst, const fattn_plan & plan) :
             params(params), dst(dst), q(dst->src[0]), k(dst->src[1]), v(dst->src[2]), mask(dst->src[3]), sinks(dst->src[4]),
-            p(plan), level(turbo_kernels_get()), kern(level->fattn),
+            p(plan), level(plan.level), kern(level->fattn),
             scratch(plan, (char *) align64((size_t) params->wdata) + params->ith*plan.scratch),
             partials((float *) ((char *) align64((size_t) params->wdata) + params->nth*plan.scratch)) {
         float scale, max_bias, softcap;
@@ -315,6 +328,7 @@ private:
     int     n_bad;
     int     bad[TILE]; // keys of the tile whose value has a scale that is no number
 
+    int64_t kv_stream() const { return stream/(p.n_stream/k->ne[3]); }
     int64_t token(int64_t row) const { return row/p.group; }
     int64_t head (int64_t row) const { return head_kv*p.group + row % p.group; }
 
@@ -338,6 +352,10 @@ private:
     static int64_t sub_lanes(int64_t rows_left) { return std::min<int64_t>(LANES, (rows_left + 15)/16*16); }
 
     void run_unit(int64_t u) {
+        if (p.few) {
+            run_few(u);
+            return;
+        }
         const int64_t c   = u % p.n_chunks;
         const int64_t hb  = u / p.n_chunks;
         // the last rows first: under a causal mask they are the longest
@@ -350,14 +368,8 @@ private:
         const int64_t first = c*p.chunk;
         const int64_t last  = std::min(p.n_kv, first + p.chunk);
 
-        const int64_t kv_stream = stream/(p.n_stream/k->ne[3]);
-        const kv_side K(k, head_kv, kv_stream, level);
-        const kv_side V(v, head_kv, kv_stream, level);
-
-        if (K.levels && V.levels && p.rows <= MAX_FEW && level->fattn_rows.scores) {
-            run_few(K, V, first, last, c);
-            return;
-        }
+        const kv_side K(k, head_kv, kv_stream(), level);
+        const kv_side V(v, head_kv, kv_stream(), level);
 
         load_q(K);
         const int64_t lanes = (n_rows + 15)/16*16;
@@ -398,69 +410,125 @@ private:
         }
     }
 
-    // A unit of few rows: they are cut into batches for the row kernels. scratch: q [batch][DK/8][rows][32], o, s and w by row
-    void run_few(const kv_side & K, const kv_side & V, int64_t first, int64_t last, int64_t chunk) {
-        const auto & kr = level->fattn_rows;
-        const int n_batch = ((int) n_rows + TURBO_FATTN_MAX_ROWS - 1)/TURBO_FATTN_MAX_ROWS;
-        const int batch   = ((int) n_rows + n_batch - 1)/n_batch;
+    // A unit of few rows, all of its KV heads tile by tile. The rows of a head are cut into batches for the row kernels.
+    // scratch: q [head][batch][DK/8][row][32], q_scale [head][batch][block][row]; o, M and S by head and row, s and w by row
+    void run_few(int64_t u) {
+        const int64_t c  = u % p.n_chunks;
+        const int64_t hs = u / p.n_chunks;
+        const int64_t h0 = hs % p.n_head_units*p.unit_heads;
+        const int64_t nh = std::min(p.unit_heads, p.n_head_kv - h0);
+        stream = hs / p.n_head_units;
+        row0   = 0;
+        n_rows = p.rows;
 
-        int16_t * q16 = (int16_t *) scratch.q;
+        const int64_t first = c*p.chunk;
+        const int64_t last  = std::min(p.n_kv, first + p.chunk);
+
+        std::fill(scratch.M, scratch.M + nh*n_rows, -INFINITY);
+        std::fill(scratch.S, scratch.S + nh*n_rows, 0.0f);
+        memset(scratch.o, 0, nh*n_rows*p.DV*sizeof(float));
+        for (int64_t h = 0; h < nh; ++h) {
+            load_q_few(h0 + h, h*n_rows);
+        }
+
+        for (int64_t i = first; i < last; i += TILE) {
+            const int n = (int) std::min<int64_t>(TILE, last - i);
+            for (int64_t h = 0; h < nh; ++h) {
+                prefetch(k, h0, nh, h, i + n, last);
+                prefetch(v, h0, nh, h, i + n, last);
+                run_tile_few(h0 + h, h*n_rows, i, n);
+            }
+        }
+
+        for (int64_t h = 0; h < nh; ++h) {
+            head_kv = h0 + h;
+            for (int64_t r = 0; r < n_rows; ++r) {
+                const int64_t at = h*n_rows + r;
+                store_row(r, c, scratch.M[at], scratch.S[at], scratch.o + at*p.DV, 1);
+            }
+        }
+    }
+
+    // Brings the next tile near, for the processor's own prefetcher does not see it in strides of a key: the share of head h of the nh from h0 on
+    // where the heads of a key lie side by side, else its own rows.
+    void prefetch(const ggml_tensor * t, int64_t h0, int64_t nh, int64_t h, int64_t i, int64_t last) const {
+        const int64_t n = std::clamp<int64_t>(last - i, 0, TILE);
+        const size_t row = ggml_row_size(t->type, t->ne[0]);
+        const bool side_by_side = t->nb[2] < t->nb[1];
+        const int64_t first = side_by_side ? n*h/nh : 0;
+        const int64_t end   = side_by_side ? n*(h + 1)/nh : n;
+        const size_t  size  = side_by_side ? (nh - 1)*t->nb[2] + row : row;
+        const char * base = (const char *) t->data + (side_by_side ? h0 : h0 + h)*t->nb[2] + kv_stream()*t->nb[3];
+        for (int64_t a = first; a < end; ++a) {
+            for (size_t b = 0; b < size; b += 64) {
+                TURBO_PREFETCH(base + (i + a)*t->nb[1] + b);
+            }
+        }
+    }
+
+    // rows of a batch: as even as they can be
+    int few_batch() const {
+        const int n_batch = ((int) n_rows + TURBO_FATTN_MAX_ROWS - 1)/TURBO_FATTN_MAX_ROWS;
+        return ((int) n_rows + n_batch - 1)/n_batch;
+    }
+
+    // the queries of a KV head, from row `at` of the scratch on
+    void load_q_few(int64_t hkv, int64_t at) {
+        head_kv = hkv;
+        const kv_side K(k, hkv, kv_stream(), level);
+        const int batch = few_batch();
+        int16_t * q16     = (int16_t *) scratch.q + at*p.DK*4;
+        float   * q_scale = scratch.q_scale + at*K.n_block;
         for (int r = 0; r < n_rows; ++r) {
             const int r0 = r/batch*batch;
             const int R  = std::min(batch, (int) n_rows - r0);
-            load_q_row(K, q_row(row0 + r), scratch.q_scale + r0*K.n_block + r - r0, R, [&](int64_t d, int16_t x) {
+            load_q_row(K, q_row(r), q_scale + r0*K.n_block + r - r0, R, [&](int64_t d, int16_t x) {
                 int16_t * y = q16 + r0*p.DK*4 + (d/8*R + r - r0)*32 + d % 8;
                 y[0] = y[8] = y[16] = y[24] = x;
             });
         }
-        std::fill(scratch.M, scratch.M + n_rows, -INFINITY);
-        std::fill(scratch.S, scratch.S + n_rows, 0.0f);
-        memset(scratch.o, 0, n_rows*p.DV*sizeof(float));
+    }
 
-        float slopes[MAX_FEW];
-        for (int r = 0; r < n_rows; ++r) {
-            slopes[r] = slope(head(row0 + r))*LOG2E;
+    void run_tile_few(int64_t hkv, int64_t at, int64_t i, int n) {
+        head_kv = hkv;
+        const mask_kind kind = sub_mask(0, n_rows, i, n);
+        if (kind == MASK_ALL) {
+            return;
         }
-
+        const auto & kr = level->fattn_rows;
+        const kv_side K(k, hkv, kv_stream(), level);
+        const kv_side V(v, hkv, kv_stream(), level);
         const float sum_max = int_sum_max(*V.levels, TILE);
-        const int bits_k = ggml_turbo_bits(K.type);
-        const int bits_v = ggml_turbo_bits(V.type);
+        const int batch = few_batch();
+        float * s = scratch.s;
 
-        for (int64_t i = first; i < last; i += TILE) {
-            const int n = (int) std::min<int64_t>(TILE, last - i);
-            const mask_kind kind = sub_mask(0, n_rows, i, n);
-            if (kind == MASK_ALL) {
-                continue;
+        for (int r0 = 0; r0 < n_rows; r0 += batch) {
+            const int R = std::min(batch, (int) n_rows - r0);
+            const int64_t a = at + r0;
+            kr.scores(ggml_turbo_bits(K.type), R, (const int16_t *) scratch.q + a*p.DK*4, scratch.q_scale + a*K.n_block, K.row(i), K.nb1, (int) K.block, (int) K.n_block, n,
+                    K.levels->value, s);
+
+            const ggml_fp16_t * masks[TURBO_FATTN_MAX_ROWS];
+            float slopes[TURBO_FATTN_MAX_ROWS];
+            for (int r = 0; r < R && kind == MASK_SOME; ++r) {
+                masks[r]  = mask_row(r0 + r) + i;
+                slopes[r] = slope(head(r0 + r))*LOG2E;
             }
-            for (int r0 = 0; r0 < n_rows; r0 += batch) {
-                const int R = std::min(batch, (int) n_rows - r0);
-                float * s = scratch.s;
-                kr.scores(bits_k, R, q16 + r0*p.DK*4, scratch.q_scale + r0*K.n_block, K.row(i), K.nb1, (int) K.block, (int) K.n_block, n, K.levels->value, s);
+            kr.softmax(R, s, n, kind == MASK_SOME ? masks : nullptr, slopes, cap, scratch.M + a, scratch.S + a, scratch.alpha);
 
-                const ggml_fp16_t * masks[TURBO_FATTN_MAX_ROWS];
-                for (int r = 0; r < R && kind == MASK_SOME; ++r) {
-                    masks[r] = mask_row(row0 + r0 + r) + i;
-                }
-                kr.softmax(R, s, n, kind == MASK_SOME ? masks : nullptr, slopes + r0, cap, scratch.M + r0, scratch.S + r0, scratch.alpha);
-
-                for (int64_t b = 0; b < V.n_block; ++b) {
-                    const char * v = V.row(i) + b*ggml_type_size(V.type);
-                    uint64_t not_finite = kr.weights(R, s, v, V.nb1, n, sum_max, scratch.w, scratch.beta);
-                    for (int l = 0; not_finite != 0; ++l, not_finite >>= 1) {
-                        for (int r = 0; (not_finite & 1) && r < R; ++r) {
-                            if (s[r*TILE + l] != 0.0f) {
-                                scratch.S[r0 + r] = NAN;
-                            }
+            for (int64_t b = 0; b < V.n_block; ++b) {
+                const char * vb = V.row(i) + b*ggml_type_size(V.type);
+                uint64_t not_finite = kr.weights(R, s, vb, V.nb1, n, sum_max, scratch.w, scratch.beta);
+                for (int l = 0; not_finite != 0; ++l, not_finite >>= 1) {
+                    for (int r = 0; (not_finite & 1) && r < R; ++r) {
+                        if (s[r*TILE + l] != 0.0f) {
+                            scratch.S[a + r] = NAN;
                         }
                     }
-                    kr.values(bits_v, R, scratch.w, v, V.nb1, (int) V.block, n, V.levels->value, scratch.alpha, scratch.beta, V.levels->step,
-                            scratch.o + r0*p.DV + b*V.block, p.DV);
                 }
+                kr.values(ggml_turbo_bits(V.type), R, scratch.w, vb, V.nb1, (int) V.block, n, V.levels->value, scratch.alpha, scratch.beta, V.levels->step,
+                        scratch.o + a*p.DV + b*V.block, p.DV);
             }
-        }
-
-        for (int r = 0; r < n_rows; ++r) {
-            store_row(row0 + r, chunk, scratch.M[r], scratch.S[r], scratch.o + r*p.DV, 1);
         }
     }
 

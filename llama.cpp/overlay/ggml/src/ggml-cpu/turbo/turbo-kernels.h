@@ -15,6 +15,12 @@
 #    define TURBO_UNROLL
 #endif
 
+#if defined(__GNUC__)
+#    define TURBO_PREFETCH(ADDRESS) __builtin_prefetch(ADDRESS)
+#else
+#    define TURBO_PREFETCH(ADDRESS) ((void) (ADDRESS))
+#endif
+
 struct turbo_type_kernels {
     // k floats, a multiple of the block; bytes identical at every level
     void (*encode)(const float * x, void * y, int64_t k);

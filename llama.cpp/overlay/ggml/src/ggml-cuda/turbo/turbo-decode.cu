@@ -1,7 +1,11 @@
 // Read back: GET_ROWS of a turbo type to f32, CPY of a turbo type to f32, f16, bf16 and to itself.
 //
 // Layout    one thread decodes 8 codes, which are B whole bytes, to 8 values.
-// Resources 256 threads, 64 bytes of shared memory (the levels), <= 40 registers: full occupancy.
+// Resources <= 40 registers, 64 bytes of shared memory (the levels).
+// Occupancy kernel                     threads  dynamic shared  sm_75  sm_90
+//           turbo_get_rows                 256               0      4      8
+//           turbo_cpy_same                 256               0      4      8
+//           turbo_cpy_decode<*>            256               0      4      6
 
 #include "turbo-kernels.cuh"
 

@@ -5,7 +5,10 @@
 // Packing   codes pass through shared memory as bytes; lane l packs the codes 8*l..8*l+7 to their B bytes.
 // Rounding  the bytes are the format's: one rounding an operation (the _rn intrinsics are never contracted), denormals kept. The second needs
 //           this unit to be compiled with -ftz=false, whatever the backend's flags are (turbo.cmake).
-// Resources 256 threads, 2 KiB of shared memory, <= 40 registers: 4 blocks an SM on sm_75 (all its threads), 6 elsewhere.
+// Resources <= 40 registers, 2 KiB of shared memory.
+// Occupancy kernel                     threads  dynamic shared  sm_75  sm_90
+//           turbo_set_rows                 256               0      4      8
+//           turbo_cpy_encode               256               0      4      6
 
 #include "turbo-kernels.cuh"
 

@@ -7,12 +7,12 @@
 //           of a register lie together. Rows are padded by 8 values: every such load of a warp meets all banks.
 // Mask      the tile's mask goes through shared memory, a row a token. A tile that no row may see is not decoded, one that all see is not masked.
 // NaN       a key whose weight is zero adds nothing; another one whose scale is no number makes its rows NaN.
-// Resources registers of a thread: d/4 of Q, d/2 of output, KT/2 of scores.
-//
-//           d          warps   rows x KT   registers   shared memory   blocks an SM (sm_90)
-//           64         8       128 x 64    <= 128      36 KiB          2
-//           80 to 128  8       128 x 64    <= 255      52 KiB          1
-//           to 256     4        64 x 32    <= 255      38 KiB          2
+// Resources registers of a thread: d/4 of Q, d/2 of output, KT/2 of scores. d > 128: 4 warps, 64 rows x 32 keys; else 8 warps, 128 rows x 64 keys. Shared
+//           memory where a row is a token of its own.
+// Occupancy kernel                     threads  dynamic shared  sm_75  sm_90
+//           turbo_fattn_mma<64>            256           36864      -      2
+//           turbo_fattn_mma<128>           256           53248      -      1
+//           turbo_fattn_mma<256>           128           38912      -      2
 
 #include "turbo-fattn.cuh"
 

@@ -7,13 +7,12 @@
 //           floats longer than a multiple of 32, so that 8 lanes that read 8 keys meet all banks.
 // Rows      a tile of keys that no row of the block may see is not read.
 // NaN       a key whose weight is zero adds nothing; another one whose scale is no number makes its rows NaN.
-// Resources 128 threads, <= 168 registers: 3 blocks an SM, where shared memory allows as many:
-//
-//           d          RT x KT    shared memory    blocks an SM (sm_75: 64 KiB, sm_90: 227 KiB)
-//           64         32 x 64    34 KiB           1, 3
-//           80 to 128  32 x 64    58 KiB           1, 3
-//           to 256     16 x 32    51 KiB           1, 3
-//           to 576      8 x 16    55 KiB           1, 3
+// Resources <= 168 registers. RT x KT is 32 x 64, from d > 128 on 16 x 32, from d > 256 on 8 x 16. Shared memory of d = 64, 128, 256, 576.
+// Occupancy kernel                     threads  dynamic shared  sm_75  sm_90
+//           turbo_fattn_tile<4,4,1>        128           34560      1      3
+//           turbo_fattn_tile<4,4,2>        128           59648      1      3
+//           turbo_fattn_tile<2,2,4>        128           52864      1      4
+//           turbo_fattn_tile<1,1,8>        128           56704      1      3
 
 #include "turbo-fattn.cuh"
 

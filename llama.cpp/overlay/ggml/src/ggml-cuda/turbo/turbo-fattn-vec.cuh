@@ -2,27 +2,38 @@
 
 // Attention of up to R query rows of a KV head, straight from the packed blocks: the decode kernel.
 //
-// Grid      x: runs of keys, y: row blocks, z: KV heads times streams. 4 warps a block, each with its own online softmax over every fourth
-//           tile of 32 keys; no barrier before the end, where the 4 results are merged.
+// Grid      x: runs of keys, y: row blocks, z: KV heads times streams. 8 or 12 warps a block, each with its own online softmax over its share of the
+//           tiles of 32 keys; no barrier before the end, where the results are merged. A run is long, a tile for every warp, because queries are read,
+//           and partial results written and read again, once a run: with 4 warps a block that was a third of the bytes at 4096 keys.
 // Lanes     LPK lanes share a key, each with C of its values (CK times: 576 is 36 chunks of 16), so a warp scores 32/LPK keys at a time. A lane keeps
 //           its part of R queries and of R output rows in registers: C*R*(CK + 1). It reads its own codes, 16 bits at a time as the blocks are aligned
 //           no better; the scale of a block is read by one lane and shuffled. So every packed byte is read once a row block.
 // Decode    a code is 2 integer instructions and a look-up in shared memory that cannot conflict; it serves R multiply-adds. Scales multiply sums of
 //           keys and weights of values, not values. The next key's bytes are fetched before this one's are used.
 // Softmax   scores go through shared memory (32 x R a warp): for it a lane is a key.
+// Merge     4 warps at a time add what they have to 4 slots, which lie where the scores were.
 // NaN       a key whose weight is zero adds nothing, whatever its scale.
-// Resources 4 warps. C*R*(CK + 1) from 96: 3 blocks an SM, <= 168 registers; from 48: 4 blocks, <= 128; else 5 blocks, <= 96.
-//           Shared memory: 4*R*LPK*C + 384*R floats and 3 to 6 KiB, 17 KiB for d = 128 and R = 4, 48 KiB at most (d = 256,
-//           R = 8). Where an SM has 64 KiB (sm_75) this allows 1 block of the widest, 2 or 3 of the others.
+// Resources by C*R*(CK + 1), the values that a lane keeps: from 96 on <= 168 registers, 12 warps an SM; from 48 on <= 128, 16 warps; else <= 80, 24 warps.
+//           Shared memory: 12*R*32 bytes a warp or 16*R*LPK*C in all, the larger, and 24*(CK + 1)/2 bytes a thread: 47 KiB at most.
+// Occupancy kernel                     threads  dynamic shared  sm_75  sm_90
+//           turbo_fattn_vec<*,1,16,1>      384               0      2      2
+//           turbo_fattn_vec<*,1,16,2>      256               0      2      2
+//           turbo_fattn_vec<*,2,16,1>      256               0      2      2
+//           turbo_fattn_vec<*>             384               0      1      1
 
 #include "turbo-fattn.cuh"
 
-constexpr int TURBO_VEC_WARPS = 4;
 constexpr int TURBO_VEC_TILE  = 32; // keys of a warp's tile
+constexpr int TURBO_VEC_SLOTS = 4;  // warps that are merged at a time
 
-constexpr int turbo_vec_min_blocks(int values) {
-    return values >= 96 ? 3 : values >= 48 ? 4 : 5;
-}
+template <int LPK_, int CK_, int C_, int R_>
+struct turbo_vec_shape {
+    static constexpr int LPK = LPK_, CK = CK_, C = C_, R = R_;
+    static constexpr int values   = C*R*(CK + 1); // that a lane keeps
+    static constexpr int warps    = values >= 96 || values < 48 ? 12 : 8;
+    static constexpr int resident = values >= 96 ? 1 : 2; // blocks of a multiprocessor
+    static_assert(warps % TURBO_VEC_SLOTS == 0, "the merge takes whole rounds");
+};
 
 // a chunk of a row as one lane sees it
 template <turbo_kind KIND, int C>
@@ -102,21 +113,29 @@ static __device__ __forceinline__ float turbo_sum_rows(const float (& s)[N], int
 }
 
 template <turbo_kind KK, turbo_kind KV, int LPK, int CK, int C, int R>
-static __global__ void __launch_bounds__(32*TURBO_VEC_WARPS, turbo_vec_min_blocks(C*R*(CK + 1)))
+static __global__ void __launch_bounds__(32*turbo_vec_shape<LPK, CK, C, R>::warps, turbo_vec_shape<LPK, CK, C, R>::resident)
 turbo_fattn_vec(const turbo_fattn_args a) {
-    constexpr int KEYS = 32/LPK; // of a warp at a time
-    constexpr int TILE = TURBO_VEC_TILE;
+    constexpr int KEYS  = 32/LPK; // of a warp at a time
+    constexpr int TILE  = TURBO_VEC_TILE;
+    constexpr int SLOTS = TURBO_VEC_SLOTS;
+    constexpr int WARPS = turbo_vec_shape<LPK, CK, C, R>::warps;
+
+    struct scores_t {
+        float  weights[WARPS][TILE][R]; // biases, then scores, then weights
+        float2 states [WARPS][TILE][R]; // of a lane: the maximum, the sum of the weights that it has seen
+    };
+    typedef float out_t[SLOTS][R][C][LPK];
 
     __shared__ float    levels_k[TURBO_LEVELS], levels_v[TURBO_LEVELS];
     __shared__ float    slope[R];
     __shared__ uint32_t mask_row[R];
-    __shared__ float    weights[TURBO_VEC_WARPS][TILE][R]; // biases, then scores, then weights
-    __shared__ float2   states [TURBO_VEC_WARPS][TILE][R]; // of a lane: the maximum, the sum of the weights that it has seen
-    __shared__ turbo_lane<KK, C> lanes_k[CK][32*TURBO_VEC_WARPS]; // kept here for registers' sake, as are the rows' starts
-    __shared__ turbo_lane<KV, C> lanes_v[32*TURBO_VEC_WARPS];
+    __shared__ turbo_lane<KK, C> lanes_k[CK][32*WARPS]; // kept here for registers' sake, as are the rows' starts
+    __shared__ turbo_lane<KV, C> lanes_v[32*WARPS];
     __shared__ int64_t first_k, first_v;
-    __shared__ float    out[TURBO_VEC_WARPS][R][C][LPK];
-    __shared__ float    out_M[TURBO_VEC_WARPS][R], out_S[TURBO_VEC_WARPS][R];
+    __shared__ float    out_M[SLOTS][R], out_S[SLOTS][R];
+    __shared__ __align__(16) char scores_or_out[sizeof(scores_t) > sizeof(out_t) ? sizeof(scores_t) : sizeof(out_t)];
+    scores_t & scores = *(scores_t *) scores_or_out;
+    out_t    & out    = *(out_t    *) scores_or_out;
 
     const int lane  = threadIdx.x % 32;
     const int warp  = threadIdx.x / 32;
@@ -163,8 +182,8 @@ turbo_fattn_vec(const turbo_fattn_args a) {
         }
     }
 
-    float (* w)[R] = weights[warp];
-    float2 * state = states [warp][lane];
+    float (* w)[R] = scores.weights[warp];
+    float2 * state = scores.states [warp][lane];
 
     float o[R][C];
 #pragma unroll
@@ -180,7 +199,7 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     const int first = split*a.chunk;
     const int last  = min(first + a.chunk, a.n_kv);
 
-    for (int k0 = first + warp*TILE; k0 < last; k0 += TURBO_VEC_WARPS*TILE) {
+    for (int k0 = first + warp*TILE; k0 < last; k0 += WARPS*TILE) {
         const int n = min(TILE, last - k0);
 
         bool any = false;
@@ -318,13 +337,15 @@ turbo_fattn_vec(const turbo_fattn_args a) {
         __syncwarp();
     }
 
-    // lanes of other keys, then other warps
+    // lanes of other keys
+    float M[R], S[R];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
-        float sum = state[r].y;
+        M[r] = state[r].x;
+        S[r] = state[r].y;
 #pragma unroll
         for (int i = 16; i > 0; i /= 2) {
-            sum += __shfl_xor_sync(0xFFFFFFFF, sum, i);
+            S[r] += __shfl_xor_sync(0xFFFFFFFF, S[r], i);
         }
 #pragma unroll
         for (int j = 0; j < C; ++j) {
@@ -332,29 +353,55 @@ turbo_fattn_vec(const turbo_fattn_args a) {
             for (int i = LPK; i < 32; i *= 2) {
                 o[r][j] += __shfl_xor_sync(0xFFFFFFFF, o[r][j], i);
             }
-            if (which == 0) {
-                out[warp][r][j][part] = o[r][j];
-            }
         }
-        if (lane == 0) {
-            out_M[warp][r] = state[r].x;
-            out_S[warp][r] = sum;
+    }
+
+    // other warps: a slot gets one of each SLOTS
+#pragma unroll 1
+    for (int round = 0; round < WARPS/SLOTS; ++round) {
+        __syncthreads();
+        if (warp/SLOTS != round) {
+            continue;
+        }
+        const int slot = warp % SLOTS;
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+            const bool first = round == 0 || out_S[slot][r] == 0.0f;
+            float m = M[r], sum = S[r], old = 0.0f, own = 1.0f;
+            if (!first) {
+                m   = fmaxf(m, out_M[slot][r]);
+                old = exp2f(out_M[slot][r] - m);
+                own = S[r] == 0.0f ? 0.0f : exp2f(M[r] - m);
+                sum = out_S[slot][r]*old + S[r]*own;
+            }
+            __syncwarp();
+            if (which == 0) {
+#pragma unroll
+                for (int j = 0; j < C; ++j) {
+                    float & y = out[slot][r][j][part];
+                    y = first ? o[r][j] : old*y + own*o[r][j];
+                }
+            }
+            if (lane == 0) {
+                out_M[slot][r] = m;
+                out_S[slot][r] = sum;
+            }
         }
     }
     __syncthreads();
 
-    for (int i = threadIdx.x; i < n_rows*a.v.d; i += 32*TURBO_VEC_WARPS) {
+    for (int i = threadIdx.x; i < n_rows*a.v.d; i += 32*WARPS) {
         const int r = i / a.v.d;
         const int j = i % a.v.d;
 
         float m = -INFINITY;
 #pragma unroll 1
-        for (int u = 0; u < TURBO_VEC_WARPS; ++u) {
+        for (int u = 0; u < SLOTS; ++u) {
             m = fmaxf(m, out_M[u][r]);
         }
         float sum = 0.0f, y = 0.0f;
 #pragma unroll 1
-        for (int u = 0; u < TURBO_VEC_WARPS; ++u) {
+        for (int u = 0; u < SLOTS; ++u) {
             if (out_S[u][r] != 0.0f) {
                 const float f = exp2f(out_M[u][r] - m);
                 sum += out_S[u][r]*f;
@@ -375,8 +422,53 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     }
 }
 
-template <turbo_kind KK, turbo_kind KV, int LPK, int CK, int C, int R>
-static void turbo_fattn_vec_launch(const turbo_fattn_args & a, cudaStream_t stream) {
-    const dim3 grid(a.n_split, (a.rows + R - 1)/R, a.n_head_kv*a.n_stream);
-    turbo_fattn_vec<KK, KV, LPK, CK, C, R><<<grid, 32*TURBO_VEC_WARPS, 0, stream>>>(a);
+template <turbo_kind KK, turbo_kind KV, typename SHAPE>
+static void turbo_fattn_vec_launch(const turbo_fattn_args & a, SHAPE, cudaStream_t stream) {
+    const dim3 grid(a.n_split, (a.rows + SHAPE::R - 1)/SHAPE::R, a.n_head_kv*a.n_stream);
+    turbo_fattn_vec<KK, KV, SHAPE::LPK, SHAPE::CK, SHAPE::C, SHAPE::R><<<grid, 32*SHAPE::warps, 0, stream>>>(a);
+}
+
+// f(turbo_vec_shape) for the shape that these rows have. MIXED: one side is no turbo type; one row count a width then, as these pairs are made for
+// quality, not speed.
+template <bool MIXED, int LPK, typename F>
+static auto turbo_vec_choose_rows(int rows, F && f) {
+    if constexpr (MIXED) {
+        return f(turbo_vec_shape<LPK, 1, 16, 4>());
+    } else {
+        if (rows == 1) {
+            return f(turbo_vec_shape<LPK, 1, 16, 1>());
+        }
+        if (rows == 2) {
+            return f(turbo_vec_shape<LPK, 1, 16, 2>());
+        }
+        if constexpr (LPK <= 16) {
+            if (rows > 4) {
+                return f(turbo_vec_shape<2*LPK, 1, 8, 8>());
+            }
+        }
+        return f(turbo_vec_shape<LPK, 1, 16, 4>());
+    }
+}
+
+template <bool MIXED, typename F>
+static auto turbo_vec_choose(const turbo_fattn_args & a, F && f) {
+    const int d = a.k.d > a.v.d ? a.k.d : a.v.d;
+    if (d <= 64) {
+        return turbo_vec_choose_rows<MIXED, 4>(a.rows, f);
+    }
+    if (d <= 128) {
+        return turbo_vec_choose_rows<MIXED, 8>(a.rows, f);
+    }
+    if (d <= 256) {
+        return turbo_vec_choose_rows<MIXED, 16>(a.rows, f);
+    }
+    if (d <= 512) {
+        return turbo_vec_choose_rows<MIXED, 32>(a.rows, f);
+    }
+    if constexpr (!MIXED) {
+        if (a.rows == 1) {
+            return f(turbo_vec_shape<32, 2, 16, 1>());
+        }
+    }
+    return f(turbo_vec_shape<32, 2, 16, 2>());
 }

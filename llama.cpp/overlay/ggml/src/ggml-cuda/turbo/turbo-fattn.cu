@@ -1,4 +1,7 @@
 // Attention on packed keys and values: which nodes there are kernels for, how one is cut, and the merge of split keys.
+//
+// Occupancy kernel                     threads  dynamic shared  sm_75  sm_90
+//           turbo_fattn_merge              512               0      2      4
 
 #include "turbo-fattn.cuh"
 
@@ -139,6 +142,23 @@ static fattn_kernel choose_kernel(const turbo_fattn_args & a, int cc) {
     GGML_ABORT("GGML_TURBO_FATTN=%s: this node and device offer: vec, tile%s", name, mma ? ", mma" : "");
 }
 
+// n_blocks: thread blocks before the keys are split. resident: those that fit on a multiprocessor. min_keys: fewer are not worth a run. step: keys of a
+// run are a multiple of it.
+struct split_plan { int64_t n_blocks, resident, min_keys, step; };
+
+static split_plan plan_split(const turbo_fattn_args & a, fattn_kernel kernel) {
+    switch (kernel) {
+        case FATTN_VEC: {
+            const turbo_vec_plan vec = ggml_cuda_turbo_fattn_vec_plan(a);
+            return { (int64_t) (a.rows + vec.rows - 1)/vec.rows*a.n_head_kv*a.n_stream, vec.resident, 1, vec.keys };
+        }
+        case FATTN_MMA:
+            return { ggml_cuda_turbo_fattn_mma_blocks(a), ggml_cuda_turbo_fattn_mma_resident(a), 256, 32 };
+        default:
+            return { ggml_cuda_turbo_fattn_tile_blocks(a), 2, 256, 32 };
+    }
+}
+
 void ggml_cuda_turbo_fattn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     turbo_fattn_args a = make_args(dst);
     cudaStream_t stream = ctx.stream();
@@ -151,12 +171,10 @@ void ggml_cuda_turbo_fattn(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
     const fattn_kernel kernel = choose_kernel(a, device.cc);
 
     // Keys are split until every multiprocessor has the blocks that fit there (head comments of the kernels).
-    const int64_t n_blocks =
-        kernel == FATTN_VEC ? ggml_cuda_turbo_fattn_vec_blocks(a) : kernel == FATTN_MMA ? ggml_cuda_turbo_fattn_mma_blocks(a) : ggml_cuda_turbo_fattn_tile_blocks(a);
-    const int64_t n_wanted = std::max<int64_t>(1, (kernel == FATTN_VEC ? 3 : kernel == FATTN_MMA ? ggml_cuda_turbo_fattn_mma_resident(a) : 2)*device.nsm/n_blocks);
-    const int64_t min_keys = kernel == FATTN_VEC ? 128 : 256;
-    const int64_t n_split  = std::min(n_wanted, std::max<int64_t>(1, a.n_kv/min_keys));
-    a.chunk   = (int) ((a.n_kv + n_split - 1)/n_split + 31)/32*32;
+    const split_plan plan     = plan_split(a, kernel);
+    const int64_t    n_wanted = std::max<int64_t>(1, plan.resident*device.nsm/plan.n_blocks);
+    const int64_t    n_split  = std::min(n_wanted, std::max<int64_t>(1, a.n_kv/plan.min_keys));
+    a.chunk   = (int) (((a.n_kv + n_split - 1)/n_split + plan.step - 1)/plan.step*plan.step);
     a.n_split = (a.n_kv + a.chunk - 1)/a.chunk;
 
     ggml_cuda_pool_alloc<float>  part(ctx.pool());

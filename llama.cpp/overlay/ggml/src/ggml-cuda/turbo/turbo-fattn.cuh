@@ -78,8 +78,13 @@ static __device__ __forceinline__ uint32_t turbo_fattn_mask_row(const turbo_fatt
     return (uint32_t) ((token*a.mask_nb1 + head % a.mask_ne2*a.mask_nb2 + stream % a.mask_ne3*a.mask_nb3)/sizeof(half));
 }
 
-// Rows of a KV head up to which there is a vec kernel for these sides; 0: none. More rows are a tile's.
+// Rows of a KV head that a vec kernel for these sides takes at most; more rows are a tile's.
 int  ggml_cuda_turbo_fattn_vec_rows(const turbo_fattn_args & a);
+
+// The vec kernel for these rows. keys: a tile for each of its warps, for which a block takes as long as for one tile.
+struct turbo_vec_plan { int rows, resident, keys; };
+turbo_vec_plan ggml_cuda_turbo_fattn_vec_plan(const turbo_fattn_args & a);
+
 // Launches; a.part and a.meta are allocated where a.n_split asks for them.
 void ggml_cuda_turbo_fattn_vec      (const turbo_fattn_args & a, cudaStream_t stream);
 void ggml_cuda_turbo_fattn_vec_mixed(const turbo_fattn_args & a, cudaStream_t stream);
@@ -87,7 +92,6 @@ void ggml_cuda_turbo_fattn_tile     (const turbo_fattn_args & a, cudaStream_t st
 void ggml_cuda_turbo_fattn_mma      (const turbo_fattn_args & a, cudaStream_t stream);
 
 // thread blocks before the keys are split
-int64_t ggml_cuda_turbo_fattn_vec_blocks (const turbo_fattn_args & a);
 int64_t ggml_cuda_turbo_fattn_tile_blocks(const turbo_fattn_args & a);
 int64_t ggml_cuda_turbo_fattn_mma_blocks (const turbo_fattn_args & a);
 

@@ -1,10 +1,15 @@
 // GGML_OP_TURBO_ROTATE: FORMAT.md section 5, one vector a warp, 4 warps a block.
 //
 // Powers of two  value j = 32*i + lane: the low 5 bits of the transform are shuffles, the rest are butterflies between registers. No shared
-//                memory; d/32 registers of values, <= 40 in all (d = 512): full occupancy.
+//                memory; d/32 registers of values, <= 40 in all (d = 512; 43 on sm_75).
 // m * 2^k        the vector lies in shared memory (d floats a warp, 9 KiB at d = 576). One lane does the 2^k transform of one of the m columns,
 //                then each lane sums the m terms of its outputs with the signs of a row of H_m, one bit a sign. <= 48 registers.
 // Sources        a vector of another stride costs nothing; diag and shift are rows of a map, shared by a group of heads.
+// Occupancy kernel                     threads  dynamic shared  sm_75  sm_90
+//           turbo_rotate_pow2<64>          128               0      8     12
+//           turbo_rotate_pow2<*>           128               0      8     16
+//           turbo_rotate_paley<36,16>      128               0      6     12
+//           turbo_rotate_paley<*>          128               0      8     12
 
 #include "turbo-kernels.cuh"
 
@@ -214,9 +219,9 @@ static void rotate_part(ggml_backend_cuda_context & ctx, ggml_tensor * dst, int6
     if (a.n_rows == 0) {
         return;
     }
-    const rotate_kernel_t kernel = rotate_kernel(d);
+    const rotate_kernel_t turbo_rotate = rotate_kernel(d);
     const unsigned n = (unsigned) ((a.n_rows + ROTATE_WARPS - 1)/ROTATE_WARPS);
-    kernel<<<n, 32*ROTATE_WARPS, 0, ctx.stream()>>>(a);
+    turbo_rotate<<<n, 32*ROTATE_WARPS, 0, ctx.stream()>>>(a);
 }
 
 void ggml_cuda_turbo_rotate(ggml_backend_cuda_context & ctx, ggml_tensor * dst) {
