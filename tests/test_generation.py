@@ -205,9 +205,9 @@ def test_a_run_with_another_cache_fails_its_row(world: World) -> None:
 
 
 def test_a_crash_fails_its_row_and_the_others_go_on(world: World) -> None:
-    world.reply(trajectory_f16={"rc": 134})
+    world.reply(trajectory_f16={"text": "GGML_ASSERT(x) failed\n", "rc": 134})
     fails(invoke(*world.generating("--no-speed")), 1, "f16")
-    assert world.document["rows"][0]["errors"] == ["llama-kv-generate failed: exit status 134 without a message"]
+    assert world.document["rows"][0]["errors"] == ["llama-kv-generate failed: GGML_ASSERT(x) failed"]
     assert world.document["rows"][2]["needle"]
 
 
