@@ -35,11 +35,12 @@ TABULAR = [
 
 
 def test_the_commands_are_found() -> None:
-    named = {"build", "compare", "bench", "perplexity", "memory", "condition", "report", "gate", "doctor"}
+    named = {"build", "compare", "bench", "needle", "perplexity", "memory", "condition", "report", "gate", "doctor"}
     assert {path[0] for path in COMMANDS if path} == named | {"lab"}
     tables = {
         "compare",
         "bench",
+        "needle",
         "perplexity",
         "memory",
         "gate",
@@ -104,6 +105,7 @@ def arguments(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...],
     found: dict[tuple[str, ...], list[object]] = {
         ("compare",): compare[1:],
         ("bench",): ["-m", world.model, "--bin", world.bin, "--run", root / "bench", "--types", "f16", "--depths", "0"],
+        ("needle",): [world.model, "-f", world.text, "--bin", world.bin, "--run", root / "needle", "--types", "f16"],
         ("perplexity",): [world.model, "-f", world.text, "--bin", world.bin, "--type", "f16", "--chunks", 4],
         ("memory",): [world.model, "--ctx", 512],
         ("gate",): [measured, "--budgets", budgets],
@@ -125,7 +127,7 @@ def test_stdout_is_the_result_and_nothing_else(
     # a claim of the paper that 20 vectors do not show; programs that `doctor` misses
     assert result.exit_code in {("lab", "theory"): (0, 1), ("doctor",): (3,)}.get(path, (0,)), result.stderr
     assert "\x1b" not in result.stdout
-    if path in (("compare",), ("bench",)):
+    if path in (("compare",), ("bench",), ("needle",)):
         assert "[1/" in result.stderr
         assert "[1/" not in result.stdout
     if form == "json":
