@@ -34,7 +34,7 @@ matrix: $(STAMP) ## Every head dim and kind of attention x cache type, on tiny m
 	@$(EVAL) build --tests
 	@sh ci/matrix.sh $(VENV) $(ARGS)
 
-check: $(STAMP) ## Style, types and unit tests; no compiler, under two minutes
+check: $(STAMP) ## Style, types, unit tests and their coverage; no compiler, under two minutes
 	@sh ci/check.sh $(VENV)
 
 neon: $(STAMP) ## The kernels of 64-bit Arm, cross-built and run under qemu-user

@@ -246,7 +246,8 @@ def test_bad_depths(world: World, depths: str) -> None:
     fails(invoke(*world.args("--depths", depths)), 2, "--depths")
 
 
-def test_ctrl_c_keeps_what_was_measured(world: World) -> None:
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_keeps_what_was_measured_and_leaves_nothing_running(world: World, stop: signal.Signals) -> None:
     world.reply(quality_turbo2={"sleep": 60})
     process = subprocess.Popen(
         [sys.executable, "-m", "turbokv_eval", *world.args()],
@@ -262,7 +263,7 @@ def test_ctrl_c_keeps_what_was_measured(world: World) -> None:
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(stop)
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 130
     assert f"what was measured so far is in {world.out / 'compare.json'}" in stderr

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,26 @@ def test_documents_of_before_some_fields_are_still_read() -> None:
     assert low is not None
     assert high is not None
     assert low < old["quality"]["ppl"] - old["quality"]["ppl_base"] < high
+
+
+def test_chunks_and_noise_floor_of_version_1_are_read() -> None:
+    document = json.loads(OLD.read_text(encoding="utf-8"))
+    row = document["rows"][4]
+    interval = [-0.1, 0.2]
+    row["chunks"] = {
+        "kld": [0.1] * 8,
+        "ln_ratio": [0.05] * 8,
+        "rounding": 1e-4,
+        "kld_interval": [0.05, 0.15],
+        "ln_ratio_interval": interval,
+    }
+    document["noise_floor"] = {"label": "noise floor", "kv": row["kv"], "command": [], "quality": row["quality"]}
+    run = compare_view.view(document)
+    found = run.document["rows"][4]["quality"][0]
+    base = found["ppl_base"]
+    assert found["by_chunk"]["ppl_interval"] == pytest.approx([base * math.exp(end) for end in interval])
+    assert found["by_chunk"]["dppl_interval"] == pytest.approx([base * math.exp(end) - base for end in interval])
+    assert list(run.noise_floors.values()) == [row["quality"]["kld_mean"]]
 
 
 def test_a_partial_document_is_valid(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from compare_world import World
+from compare_world import World, fails, invoke
 
 from turbokv_eval import compare_view
 from turbokv_eval.cli import main
@@ -85,6 +85,21 @@ def test_a_line_cut_by_a_kill_is_a_unit_that_runs_again(world: World) -> None:
     units.write_bytes(units.read_bytes()[:-20])
     assert CliRunner().invoke(main, world.args()).exit_code == 0
     assert len(world.calls) == calls + 1
+
+
+def test_a_damaged_line_is_a_unit_that_runs_again(world: World) -> None:
+    assert invoke(*world.args()).exit_code == 0
+    record = world.out / "units.jsonl"
+    first, second, *rest = record.read_text(encoding="utf-8").splitlines(keepends=True)
+    record.write_text(first + second.replace('"returncode"', '"code"') + "}{\n" + "".join(rest), encoding="utf-8")
+    before = len(world.calls)
+    assert invoke(*world.args()).exit_code == 0
+    assert len(world.calls) == before + 1
+
+
+def test_a_record_that_cannot_be_read(world: World) -> None:
+    (world.out / "units.jsonl").mkdir(parents=True)
+    fails(invoke(*world.args()), 3, r"cannot read .*units\.jsonl: Is a directory; choose another folder with --run")
 
 
 def test_recommendation_is_the_smallest_within_its_limits(world: World) -> None:

@@ -47,6 +47,13 @@ def test_a_program_that_does_not_end_is_stopped() -> None:
     assert time.monotonic() - began < 10
 
 
+def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(MachineCannot, match="No space left on device; free some space"):
+        runner.run(python("pass"), log=Path("/dev/full"))
+    with pytest.raises(MachineCannot, match="Is a directory; free some space or choose another folder"):
+        runner.run(python("pass"), log=tmp_path)
+
+
 def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(MachineCannot, match=r"cannot start .*No such file"):
         runner.run([tmp_path / "nothing"])

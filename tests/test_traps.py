@@ -9,6 +9,7 @@ import re
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 from compare_world import World, fails, invoke, recorded, write_model
@@ -43,6 +44,25 @@ def test_trap_k_silently_f16_in_the_speed_runs(world: World) -> None:
     result = invoke(*world.args())
     fails(result, 1, "turbo2")
     assert world.document["rows"][2]["speed"] == []
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ({"text": "0.00.001.000 E ggml: out of threads\n", "rc": 1}, "llama-bench failed at depth 0: out of threads"),
+        ({"log": "load-turbo2.log"}, "ended without a prompt and a generation test"),
+        ({"log": "speed-512-f16.log"}, "ran at depth 512, not 0"),
+    ],
+)
+def test_trap_a_speed_run_that_is_none(world: World, reply: dict[str, Any], said: str) -> None:
+    world.reply(speed_turbo2=reply)
+    fails(invoke(*world.args()), 1, "1 of 3 rows failed")
+    row = world.document["rows"][2]
+    assert any(said in error for error in row["errors"])
+    assert row["speed"] == []
+    # nothing that another try would take for a result was recorded, unless it is one
+    world.reply()
+    assert invoke(*world.args()).exit_code == (1 if "depth 512" in said else 0)
 
 
 def test_trap_flash_attention_off(world: World) -> None:

@@ -39,6 +39,15 @@ def command(bin_dir: Path, model: Path, config: KVConfig, *, depth: int, repetit
     return [*argv, *config.args]
 
 
+def has_result(output: str) -> bool:
+    """Whether a run printed both of its tests."""
+    try:
+        parse(output)
+    except CheckFailed:
+        return False
+    return True
+
+
 def parse(stdout: str) -> list[Measurement]:
     """Reads the output of `-o jsonl`. Raises CheckFailed when it is not that."""
     found: list[Measurement] = []

@@ -1,5 +1,6 @@
 """The command line. stdout: result; stderr: progress. Longer commands are in `commands/`."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,12 @@ from turbokv_eval.units import parse_size
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="turbokv-eval")
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> None:
     """Build the turbokv fork of llama.cpp and compare its KV-cache types on your model."""
+    # `kill`, or a job that runs out of time: as Ctrl-C, so that no program of a run is left behind.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ctx.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
 
 
 @main.command(

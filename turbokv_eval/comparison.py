@@ -164,7 +164,7 @@ class Comparison:
         argv += s.placement
         name = f"speed at depth {depth}, round {number}, {config.label}"
         log = self.store.log(f"speed-{depth}-round{number}-{config.slug}")
-        done = self._units.run(name, self._units.key(name, config, argv), argv, log, lambda _: True)
+        done = self._units.run(name, self._units.key(name, config, argv), argv, log, bench.has_result)
         if number == 1:
             row["commands"].append(argv)
         if done.returncode != 0:

@@ -150,6 +150,14 @@ static void test_all() {
             }
         }
     }
+    // one and two rows have kernels of their own
+    for (size_t id = 0; id < sizeof(dims)/sizeof(dims[0]); ++id) {
+        for (int64_t group : { 1, 2 }) {
+            test_case c = make_case(id, id % 3, 140, 1, group, ++count);
+            c.n_head_kv = 1;
+            run_case(c, count, "vec", fast);
+        }
+    }
     emu::device.nsm = 4;
     printf("tensor cores: largest error: %.2f times that of f32 sums of f16 operands\n", worst_ratio_mma);
     printf("largest error: %.2f times that of plain f32 arithmetic (at least %g)\n", worst_ratio, ERROR_FLOOR);
