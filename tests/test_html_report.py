@@ -215,7 +215,7 @@ def test_needle_cells_lie_where_they_were_measured() -> None:
     table = html_report.needle_table(run, 2048)
     assert table.heads[1:3] == ["50%", "75%"]
     assert [row[:3] for row in table.rows] == [["f32, of all", "5 of 6", "\N{EN DASH}"], ["a", "2 of 5", "no evidence"]]
-    plot = needle_plot.needle_plot(run, 2048)
+    plot = needle_plot.heat_map(run, 2048)
     assert [mark in plot.svg for mark in ("40%", "75%", "100%")] == [True, True, False]
     assert re.findall(r"#[0-9a-f]{6}", plot.svg) == []
 

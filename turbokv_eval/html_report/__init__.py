@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from turbokv_eval.compare_view import Needle, Number, Quality, Run
-from turbokv_eval.html_report.needle_plot import needle_contexts, needle_plot
+from turbokv_eval.html_report.needle_plot import heat_map, needle_contexts
 from turbokv_eval.html_report.plots import all_plots, front_points, pareto_front
 from turbokv_eval.units import MIB, format_size
 
@@ -54,7 +54,7 @@ def render(run: Run) -> str:
         tables=tables(run),
         plots=all_plots(run),
         needle_tables=[needle_table(run, ctx) for ctx in needle_contexts(run)],
-        needle_plots=[needle_plot(run, ctx) for ctx in needle_contexts(run)],
+        needle_plots=[heat_map(run, ctx) for ctx in needle_contexts(run)],
         provenance=provenance(run),
         command=document.get("command") or [],
         commands=[(row.label, row.commands) for row in run.rows if row.commands],

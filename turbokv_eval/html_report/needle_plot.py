@@ -12,7 +12,7 @@ def needle_contexts(run: Run) -> list[int]:
     return sorted({needle.ctx for row in run.rows for needle in row.needle})
 
 
-def needle_plot(run: Run, ctx: int) -> Plot:
+def heat_map(run: Run, ctx: int) -> Plot:
     """The share of needles that each cache type finds, of those that the reference finds."""
     found = {row.label: {n.depth: n for n in row.needle if n.ctx == ctx} for row in run.rows}
     depths = sorted({depth for needles in found.values() for depth in needles})
