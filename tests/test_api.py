@@ -29,7 +29,7 @@ def test_it_gives_what_the_command_line_writes(world: World, capsys: pytest.Capt
     [quality] = found.rows[1].quality
     assert quality.numbers["kld_mean"].value == 0.022344
     done = len(world.calls)
-    assert CliRunner().invoke(main, world.args()).exit_code == 0
+    assert CliRunner().invoke(main, world.generating()).exit_code == 0
     assert world.document["rows"] == found.document["rows"]
     assert len(world.calls) == done, "the command line took up the run of the function"
 
