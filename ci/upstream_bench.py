@@ -21,7 +21,8 @@ import click
 import numpy as np
 from scipy.stats import bootstrap
 
-from turbokv_eval import assets, build, fork
+from turbokv_eval import fork
+from turbokv_eval.machine import assets, build
 
 TYPES = ("f16", "q8_0", "q4_0")
 N_PROMPT, N_GEN = 256, 32

@@ -12,9 +12,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from turbokv_eval import assets, bench, build, perplexity, runner
-from turbokv_eval.evaluation import NOISE_FLOOR, REFERENCE
-from turbokv_eval.types import KVConfig
+from turbokv_eval.comparison.evaluation import NOISE_FLOOR, REFERENCE
+from turbokv_eval.machine import assets, build, runner
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.programs import bench, perplexity
 
 FIXTURES = Path(__file__).parent / "fixtures" / "compare"
 CHUNKS, THREADS = 4, 2

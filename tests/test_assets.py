@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from turbokv_eval import assets
 from turbokv_eval.errors import CheckFailed, MachineCannot
+from turbokv_eval.machine import assets
 
 CONTENT = b"the content"
 ASSET = assets.Asset(

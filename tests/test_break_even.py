@@ -10,9 +10,9 @@ from gguf_world import write_metadata
 from test_gate import VERSION_1, row, run_of
 from test_memory import PLAIN
 
-from turbokv_eval.break_even import break_even
 from turbokv_eval.cli import main
-from turbokv_eval.compare_view import Number, Row, Speed
+from turbokv_eval.results.break_even import break_even
+from turbokv_eval.results.reader import Number, Row, Speed
 
 F16 = row("f16", speed=(Speed(0, Number(200.0), Number(100.0)), Speed(1000, Number(100.0), Number(50.0))))
 

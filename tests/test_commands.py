@@ -14,8 +14,9 @@ from click.testing import CliRunner
 from compare_world import World, fails, recorded
 from lab_world import write_capture
 
-from turbokv_eval import compare_view, tabular
 from turbokv_eval.cli import main
+from turbokv_eval.output import tabular
+from turbokv_eval.results import reader
 
 
 def walk(command: click.Command = main, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -86,7 +87,7 @@ def test_ctrl_c_ends_any_command_with_130(monkeypatch: pytest.MonkeyPatch) -> No
     def stopped(path: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare_view, "load", stopped)
+    monkeypatch.setattr(reader, "load", stopped)
     fails(CliRunner().invoke(main, ["report", "compare.json"]), 130, "stopped")
 
 

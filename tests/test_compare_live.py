@@ -10,8 +10,9 @@ import pytest
 from click.testing import CliRunner
 from compare_world import finish
 
-from turbokv_eval import build, preflight
 from turbokv_eval.cli import main
+from turbokv_eval.comparison import preflight
+from turbokv_eval.machine import build
 
 pytestmark = pytest.mark.live
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from compare_world import recorded, write_model
 
-from turbokv_eval import bench, kv_log, perplexity
 from turbokv_eval.errors import BadInput, CheckFailed
-from turbokv_eval.gguf_info import read_model
-from turbokv_eval.types import KVConfig, is_type, parse_types
+from turbokv_eval.models.gguf_info import read_model
+from turbokv_eval.models.types import KVConfig, is_type, parse_types
+from turbokv_eval.programs import bench, kv_log, perplexity
 
 F16 = KVConfig("f16", "f16")
 KNOWN = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1", "turbo2", "turbo3", "turbo4"]

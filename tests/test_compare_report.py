@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from compare_world import World
 from rich.console import Console
 
-from turbokv_eval import report
 from turbokv_eval.cli import main
+from turbokv_eval.output import report
 
 
 @pytest.fixture(scope="module")

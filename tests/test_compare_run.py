@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from compare_world import World, fails, invoke, recorded, write_model
 
-from turbokv_eval import assets
+from turbokv_eval.machine import assets
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_output_lost_at_exit_is_got_by_a_second_run(world: World) -> None:
 
 
 def test_a_hidden_setting_does_not_reach_the_programs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    from turbokv_eval import runner
+    from turbokv_eval.machine import runner
 
     monkeypatch.setenv("LLAMA_ARG_CACHE_TYPE_K", "q4_0")
     monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
@@ -235,7 +235,7 @@ def test_output_folder_read_only(world: World, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_two_comparisons_in_one_folder(world: World) -> None:
-    from turbokv_eval import store
+    from turbokv_eval.comparison import store
 
     with store.opened(world.out):
         fails(invoke(*world.args()), 2, "another comparison is writing")

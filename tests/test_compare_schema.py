@@ -11,9 +11,9 @@ from click.testing import CliRunner
 from compare_world import World
 from jsonschema import Draft202012Validator
 
-from turbokv_eval import compare_schema, compare_view
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
+from turbokv_eval.results import reader, schema
 
 OLD = Path(__file__).parent / "data" / "compare-1.json"
 
@@ -26,19 +26,19 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_the_schema_is_one_and_closed(document: dict[str, Any]) -> None:
-    Draft202012Validator.check_schema(compare_schema.schema())
-    assert compare_schema.problem(document) is None
-    assert set(document) | {"error"} == set(compare_schema.schema()["properties"])
-    assert compare_schema.schema()["properties"]["schema_version"] == {"const": compare_schema.VERSION}
-    assert set(document["rows"][0]) == set(compare_schema.schema()["$defs"]["row"]["properties"])
+    Draft202012Validator.check_schema(schema.schema())
+    assert schema.problem(document) is None
+    assert set(document) | {"error"} == set(schema.schema()["properties"])
+    assert schema.schema()["properties"]["schema_version"] == {"const": schema.VERSION}
+    assert set(document["rows"][0]) == set(schema.schema()["$defs"]["row"]["properties"])
 
 
 def test_documents_of_before_some_fields_are_still_read() -> None:
     document = json.loads(OLD.read_text(encoding="utf-8"))
     assert "noise_floor" not in document
-    run = compare_view.view(document)
-    assert compare_schema.problem(run.document) is None
-    assert run.document["schema_version"] == compare_schema.VERSION
+    run = reader.view(document)
+    assert schema.problem(run.document) is None
+    assert run.document["schema_version"] == schema.VERSION
     assert "fallback" not in document["rows"][0]["kv"]
     assert {row["kv"]["fallback"] for row in run.document["rows"]} == {""}
     old, new = document["rows"][4], run.row("turbo3")
@@ -62,7 +62,7 @@ def test_chunks_and_noise_floor_of_version_1_are_read() -> None:
         "ln_ratio_interval": interval,
     }
     document["noise_floor"] = {"label": "noise floor", "kv": row["kv"], "command": [], "quality": row["quality"]}
-    run = compare_view.view(document)
+    run = reader.view(document)
     found = run.document["rows"][4]["quality"][0]
     base = found["ppl_base"]
     assert found["by_chunk"]["ppl_interval"] == pytest.approx([base * math.exp(end) for end in interval])
@@ -75,7 +75,7 @@ def test_a_partial_document_is_valid(tmp_path: Path) -> None:
     world.reply(reference_f32={"text": "error: no such thing\n", "rc": 1})
     assert CliRunner().invoke(main, world.args()).exit_code == 1
     assert world.document["status"] == "failed"
-    assert compare_schema.problem(world.document) is None
+    assert schema.problem(world.document) is None
 
 
 @pytest.mark.parametrize(
@@ -94,15 +94,15 @@ def test_damage_is_named_and_refused(document: dict[str, Any], path: tuple[Any, 
     for key in path[:-1]:
         place = place[key]
     place[path[-1]] = value
-    problem = compare_schema.problem(broken)
+    problem = schema.problem(broken)
     assert problem is not None
     assert said in problem
     with pytest.raises(BadInput, match="damaged"):
-        compare_view.view(broken)
+        reader.view(broken)
 
 
 def test_a_cache_that_does_not_say_what_fell_back_is_damaged(document: dict[str, Any]) -> None:
     broken = copy.deepcopy(document)
     del broken["rows"][1]["kv"]["fallback"]
     with pytest.raises(BadInput, match="'fallback' is a required property"):
-        compare_view.view(broken)
+        reader.view(broken)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from test_tools_build import Machine, fails, invoke, machine
 
-from turbokv_eval import cuda_toolkit, nvidia
+from turbokv_eval.machine import cuda_toolkit, nvidia
 
 __all__ = ["machine"]
 

@@ -14,8 +14,11 @@ import pytest
 from compare_world import invoke
 from test_compare_live import tiny_model
 
-from turbokv_eval import bench, build, compare_view, report
-from turbokv_eval.types import KVConfig
+from turbokv_eval.machine import build
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.output import report
+from turbokv_eval.programs import bench
+from turbokv_eval.results import reader
 
 pytestmark = pytest.mark.live
 
@@ -79,7 +82,7 @@ def test_quality_has_the_digits_of_llama_perplexity(folder: Path) -> None:
                 low, high = quality["by_chunk"]["kld_interval"]
                 assert low < quality["kld_mean"] < high
                 assert quality["by_chunk"]["rounding"] < high - low
-    assert compare_view.view(document).status == "complete"
+    assert reader.view(document).status == "complete"
 
 
 def with_store(command: list[str], store: str) -> list[str]:

@@ -11,9 +11,10 @@ from click.testing import CliRunner, Result
 from compare_world import World, recorded, write_model
 from gguf_world import write_metadata
 
-from turbokv_eval import build, doctor, fork, nvidia, runner
+from turbokv_eval import doctor, fork
 from turbokv_eval.cli import main
 from turbokv_eval.doctor import Check
+from turbokv_eval.machine import build, nvidia, runner
 
 AVX512 = frozenset(doctor.LEVELS["avx512"])
 

@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 from compare_world import World, fails, invoke
 
-from turbokv_eval import chunk_statistics, compare, compare_view, html_report, report
+from turbokv_eval import compare
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
+from turbokv_eval.output import html_report, report
+from turbokv_eval.results import chunk_statistics, reader
 
 
 def several(world: World, *more: str) -> list[str]:
@@ -85,7 +87,7 @@ def test_tables_and_csv_have_all_of_them(world: World) -> None:
 
 
 def test_the_report_has_the_plot_over_contexts(world: World) -> None:
-    run = compare_view.view(world.document)
+    run = reader.view(world.document)
     page = html_report.render(run)
     assert "Mean KL divergence at 256 and 512 tokens of context" in page
     assert page.count("<caption><span>Quality: ") == 4
@@ -124,7 +126,7 @@ def test_rows_that_differ_in_text_context_or_chunks_are_refused(world: World, ch
     document = copy.deepcopy(world.document)
     document["rows"][1]["quality"][0] |= change
     with pytest.raises(BadInput, match=r"damaged \(q8_0/turbo3 has .* unlike the reference\)"):
-        compare_view.view(document)
+        reader.view(document)
 
 
 @pytest.mark.parametrize("contexts", ["", "8", "512,512", "a"])
@@ -176,7 +178,7 @@ def test_rows_that_are_not_told_apart_are_marked(world: World) -> None:
         ("f16", "q8_0/turbo3"),
         ("q8_0/turbo3", "f16"),
     ]
-    run = compare_view.view(document)
+    run = reader.view(document)
     assert [row.quality[0].alike for row in run.rows] == [("q8_0/turbo3",), ("f16",), ()]
     assert "~ q8_0/turbo3" in html_report.render(run)
 
@@ -190,7 +192,7 @@ def test_a_failed_row_stays_in_the_family(world: World) -> None:
     assert [pair["p"] for pair in others] == [1.0, 1.0]
     assert [pair["difference"] for pair in others] == [None, None]
     assert first["p_holm"] == pytest.approx(3 * first["p"])
-    assert compare_view.view(found).rows[0].quality[0].alike == ()
+    assert reader.view(found).rows[0].quality[0].alike == ()
 
 
 def test_a_perplexity_that_is_not_told_from_the_references_is_marked(world: World) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from compare_world import World, fails, invoke
 
-from turbokv_eval import file_hash
+from turbokv_eval.machine import file_hash
 
 OLD = 1_600_000_000_000_000_000
 

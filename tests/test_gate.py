@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 from compare_world import whole
 
-from turbokv_eval import compare_view, gate
 from turbokv_eval.cli import main
-from turbokv_eval.compare_view import Needle, Number, Quality, Row, Run, Speed, Trajectory
 from turbokv_eval.errors import BadInput
+from turbokv_eval.results import gate, reader
+from turbokv_eval.results.reader import Needle, Number, Quality, Row, Run, Speed, Trajectory
 
 
 def row(label: str, **changes: Any) -> Row:
@@ -209,7 +209,7 @@ VERSION_1 = whole(
 
 
 def test_a_document_of_version_1() -> None:
-    run = compare_view.view(VERSION_1)
+    run = reader.view(VERSION_1)
     [found] = run.rows
     assert found.bits == 3.25
     [quality] = found.quality
@@ -233,9 +233,9 @@ def test_what_is_no_comparison(tmp_path: Path) -> None:
     ):
         (tmp_path / "c.json").write_text(content, encoding="utf-8")
         with pytest.raises(BadInput, match=why):
-            compare_view.load(tmp_path / "c.json")
+            reader.load(tmp_path / "c.json")
     with pytest.raises(BadInput, match="cannot read"):
-        compare_view.load(tmp_path)
+        reader.load(tmp_path)
 
 
 # the command

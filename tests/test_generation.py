@@ -16,9 +16,12 @@ import numpy as np
 import pytest
 from compare_world import World, fails, invoke, recorded
 
-from turbokv_eval import compare_schema, compare_view, generate, html_report, needle, paired, trajectory
+from turbokv_eval.comparison import needle, trajectory
 from turbokv_eval.errors import BadInput, CheckFailed
-from turbokv_eval.generate import Answer
+from turbokv_eval.output import html_report
+from turbokv_eval.programs import generate
+from turbokv_eval.programs.generate import Answer
+from turbokv_eval.results import paired, reader, schema
 
 
 @pytest.fixture
@@ -158,7 +161,7 @@ def test_a_comparison_generates(world: World) -> None:
     result = invoke(*world.generating("--no-speed"))
     assert result.exit_code == 0, result.output
     document = world.document
-    assert compare_schema.problem(document) is None
+    assert schema.problem(document) is None
     assert document["trajectory"]["noise_floor"]["score"]["censored"] == 8
     f16, _, turbo2 = document["rows"]
     assert f16["trajectory"]["censored"] == 8
@@ -172,7 +175,7 @@ def test_a_comparison_generates(world: World) -> None:
     assert all(row["errors"] == [] for row in document["rows"])
     assert "2/2" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 120
-    run = compare_view.view(document)
+    run = reader.view(document)
     assert run.rows[2].trajectory is not None
     assert run.rows[2].trajectory.mean.value == 3
     page = html_report.render(run)
@@ -240,7 +243,7 @@ def test_documents_of_before_are_read(world: World) -> None:
     document: dict[str, Any] = world.document
     for holder in (document, document["settings"], *document["rows"]):
         del holder["trajectory"], holder["needle"]
-    assert compare_view.view(document).rows[0].trajectory is None
+    assert reader.view(document).rows[0].trajectory is None
 
 
 def test_kill_9_loses_at_most_one_unit(world: World) -> None:

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from turbokv_eval import assets, build, generate, kv_log, runner, trajectory
 from turbokv_eval.cli import main
-from turbokv_eval.evaluation import REFERENCE
-from turbokv_eval.types import KVConfig
+from turbokv_eval.comparison import trajectory
+from turbokv_eval.comparison.evaluation import REFERENCE
+from turbokv_eval.machine import assets, build, runner
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.programs import generate, kv_log
 
 pytestmark = pytest.mark.live
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from turbokv_eval import build, gpu_build, nvidia
-from turbokv_eval.build import Options
 from turbokv_eval.fork import Layout
+from turbokv_eval.machine import build, gpu_build, nvidia
+from turbokv_eval.machine.build import Options
 
 H200 = nvidia.Card("NVIDIA H200", "580.65.06", 90)
 RTX_5090 = nvidia.Card("NVIDIA GeForce RTX 5090", "580.65.06", 120)

@@ -13,10 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 from test_gate import VERSION_1, row
 
-from turbokv_eval import compare_view, html_report
 from turbokv_eval.cli import main
-from turbokv_eval.compare_view import Cache, Needle, Number, Quality, Run, Speed
-from turbokv_eval.html_report import needle_plot, plots
+from turbokv_eval.output import html_report
+from turbokv_eval.output.html_report import needle_plot, plots
+from turbokv_eval.results import reader
+from turbokv_eval.results.reader import Cache, Needle, Number, Quality, Run, Speed
 
 _VOID = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -147,7 +148,7 @@ def test_failures_come_before_the_tables_and_text_is_escaped() -> None:
 
 
 def test_a_recorded_comparison_is_shown_whole() -> None:
-    run = compare_view.load(Path(__file__).parent / "data" / "compare-1.json")
+    run = reader.load(Path(__file__).parent / "data" / "compare-1.json")
     text = html_report.render(run)
     page = Page(text)
     turbo3 = next(found for found in run.document["rows"] if found["label"] == "turbo3")
@@ -240,7 +241,7 @@ def test_the_command_writes_the_page_and_prints_its_path(tmp_path: Path) -> None
     result = ran(tmp_path, "-o", str(tmp_path / "r.html"))
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path / 'r.html'}\n")
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
-    assert text == html_report.render(compare_view.view(VERSION_1))
+    assert text == html_report.render(reader.view(VERSION_1))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["compare.json", "r.html"]
 
 

@@ -11,8 +11,8 @@ from lab_world import rotated, write_capture
 
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
-from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.capture import Rope, parse_layers, read_capture, spread_layers
+from turbokv_eval.models.gguf_info import read_model
 
 PROGRAM = """#!{python}
 import sys

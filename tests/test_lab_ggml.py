@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from lab_rows import F32, normal
 
-from turbokv_eval import build
 from turbokv_eval.lab.ggml_types import IQ4_NL, IQ4_NL_TYPE, Q4_0, Q5_0, Q8_0, TYPES, GgmlType
+from turbokv_eval.machine import build
 
 all_types = pytest.mark.parametrize("t", TYPES, ids=lambda t: t.name)
 

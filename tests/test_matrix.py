@@ -9,8 +9,8 @@ from matrix.expected import ALL_CELLS, BLOCKS, FAMILY_BITS, Cell, bits_per_value
 from matrix.program import Measured, ModelRun, Refused, parse
 from zoo.catalogue import HEAD_DIMS, entries
 
-from turbokv_eval import kv_log
 from turbokv_eval.errors import CheckFailed
+from turbokv_eval.programs import kv_log
 
 D64 = next(entry for entry in entries() if entry.name == "d64")
 CELL = Cell("turbo3", "K+V", True)

@@ -10,7 +10,7 @@ from matrix.program import FAULTS
 from zoo.catalogue import entries
 from zoo.write import write_all
 
-from turbokv_eval import perplexity
+from turbokv_eval.programs import perplexity
 
 pytestmark = pytest.mark.live
 

@@ -15,12 +15,14 @@ from click.testing import CliRunner, Result
 from compare_world import recorded
 from gguf_world import write_metadata
 
-from turbokv_eval import fork, gguf_meta, kv_archs, kv_layers, kv_layout, memory, perplexity
+from turbokv_eval import fork
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
-from turbokv_eval.kv_layout import Layout
-from turbokv_eval.memory import Shape, block_of, cache_bytes, largest_context
-from turbokv_eval.types import KVConfig
+from turbokv_eval.models import gguf_meta, kv_archs, kv_layers, kv_layout, memory
+from turbokv_eval.models.kv_layout import Layout
+from turbokv_eval.models.memory import Shape, block_of, cache_bytes, largest_context
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.programs import perplexity
 from turbokv_eval.units import GIB, format_size, parse_size
 
 PLAIN = {

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from turbokv_eval import assets, build, kv_layers, kv_layout, kv_log, memory, perplexity, runner
 from turbokv_eval.errors import BadInput, MachineCannot
-from turbokv_eval.gguf_meta import read
-from turbokv_eval.kv_archs import READS_CACHE_ELSEWHERE
-from turbokv_eval.kv_layout import Layout
-from turbokv_eval.types import KVConfig
+from turbokv_eval.machine import assets, build, runner
+from turbokv_eval.models import kv_layers, kv_layout, memory
+from turbokv_eval.models.gguf_meta import read
+from turbokv_eval.models.kv_archs import READS_CACHE_ELSEWHERE
+from turbokv_eval.models.kv_layout import Layout
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.programs import kv_log, perplexity
 
 pytestmark = pytest.mark.live
 

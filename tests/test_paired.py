@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from compare_world import recorded
 
-from turbokv_eval import paired, perplexity
+from turbokv_eval.programs import perplexity
+from turbokv_eval.results import paired
 
 
 def test_intervals_cover_the_truth_in_93_to_97_percent_of_paired_experiments() -> None:

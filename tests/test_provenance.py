@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from turbokv_eval import provenance
+from turbokv_eval.machine import provenance
 
 
 def refuse(error: type[Exception]) -> Any:

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 from compare_world import World, fails, invoke
 
-from turbokv_eval import compare_view
 from turbokv_eval.cli import main
-from turbokv_eval.recommend import recommend
+from turbokv_eval.results import reader
+from turbokv_eval.results.recommend import recommend
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_recommendation_is_the_smallest_within_its_limits(world: World) -> None:
 
 def test_gate_and_report_read_what_a_run_records(world: World) -> None:
     assert CliRunner().invoke(main, world.args()).exit_code == 0
-    run = compare_view.view(world.document)
+    run = reader.view(world.document)
     assert [row.rss_bytes for row in run.rows] == [row["rss_bytes"] for row in world.document["rows"]]
     assert run.recommendation == world.document["recommendation"]["text"]
 

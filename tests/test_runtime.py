@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from compare_world import recorded
 
-from turbokv_eval import assets, build, kv_log, runtime
+from turbokv_eval import runtime
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
+from turbokv_eval.machine import assets, build
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.programs import kv_log
 from turbokv_eval.reference.types import TYPES
-from turbokv_eval.types import KVConfig
 
 LOG = recorded("load-q8_0-turbo3.log")
 

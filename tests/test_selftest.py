@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 from compare_world import World, recorded
 
-from turbokv_eval import assets, selftest
 from turbokv_eval.cli import main
+from turbokv_eval.comparison import selftest
+from turbokv_eval.machine import assets
 
 
 def quantised() -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from turbokv_eval import assets
+from turbokv_eval.machine import assets
 
 pytestmark = pytest.mark.live
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from turbokv_eval import build, fork
+from turbokv_eval import fork
 from turbokv_eval.cli import main
 from turbokv_eval.errors import BadInput
 from turbokv_eval.fork import Layout
+from turbokv_eval.machine import build
 
 _CMAKE = """#!{python}
 import os, sys

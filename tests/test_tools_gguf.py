@@ -8,7 +8,7 @@ import pytest
 from compare_world import finish, write_model
 
 from turbokv_eval.errors import BadInput
-from turbokv_eval.gguf_info import read_model
+from turbokv_eval.models.gguf_info import read_model
 
 
 def test_a_plain_model(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from turbokv_eval import progress, runner, store
+from turbokv_eval import progress
+from turbokv_eval.comparison import store
 from turbokv_eval.errors import MachineCannot
+from turbokv_eval.machine import runner
 
 
 def python(code: str) -> list[str]:

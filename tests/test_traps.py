@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from compare_world import World, fails, invoke, recorded, write_model
 
-from turbokv_eval import kv_log
-from turbokv_eval.types import KVConfig
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.programs import kv_log
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from turbokv_eval.api import compare
-    from turbokv_eval.types import KVConfig
+    from turbokv_eval.models.types import KVConfig
 
 __all__ = ["KVConfig", "compare"]
 
@@ -20,7 +20,7 @@ def __getattr__(name: str) -> Any:
 
         return compare
     if name == "KVConfig":
-        from turbokv_eval.types import KVConfig
+        from turbokv_eval.models.types import KVConfig
 
         return KVConfig
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,27 +5,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turbokv_eval import (
-    assets,
-    build,
-    compare_view,
-    comparison,
-    generate,
-    kv_layers,
-    preflight,
-    provenance,
-    report,
-    store,
-)
+from turbokv_eval.comparison import preflight, store
+from turbokv_eval.comparison.needle import Plan as NeedlePlan
+from turbokv_eval.comparison.needle import haystack_tokens
+from turbokv_eval.comparison.run import Comparison
+from turbokv_eval.comparison.settings import Settings
+from turbokv_eval.comparison.trajectory import Plan as TrajectoryPlan
 from turbokv_eval.errors import BadInput
-from turbokv_eval.gguf_info import read_model
-from turbokv_eval.kv_layout import layer_count
-from turbokv_eval.needle import Plan as NeedlePlan
-from turbokv_eval.needle import haystack_tokens
+from turbokv_eval.machine import assets, build, provenance
+from turbokv_eval.models import kv_layers
+from turbokv_eval.models.gguf_info import read_model
+from turbokv_eval.models.kv_layout import layer_count
+from turbokv_eval.models.types import KVConfig, parse_types
+from turbokv_eval.output import report
+from turbokv_eval.programs import generate
 from turbokv_eval.progress import Meter, Silent, meter
-from turbokv_eval.settings import Settings
-from turbokv_eval.trajectory import Plan as TrajectoryPlan
-from turbokv_eval.types import KVConfig, parse_types
+from turbokv_eval.results import reader
 
 DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo3@off,turbo2"
 
@@ -53,7 +48,7 @@ def compare(
     bin_dir: Path | str | None = None,
     model_sha256: str | None = None,
     progress: bool = False,
-) -> compare_view.Run:
+) -> reader.Run:
     """Compares KV-cache types on a model, as `turbokv-eval compare` does; takes up a run of the same folder again.
 
     Example::
@@ -84,7 +79,7 @@ def compare(
         raise BadInput("neither quality nor speed leaves nothing to do: ask for one")
     configs = types if isinstance(types, str) else ",".join(c if isinstance(c, str) else c.label for c in types)
 
-    def measure(show: Meter) -> compare_view.Run:
+    def measure(show: Meter) -> reader.Run:
         chosen = settings(
             show,
             model=None if model is None else Path(model),
@@ -107,9 +102,9 @@ def compare(
             model_sha256=model_sha256,
         )
         with store.opened(Path(run)) as opened:
-            document = comparison.Comparison(chosen, opened, show, ["turbokv_eval.compare"]).run()
+            document = Comparison(chosen, opened, show, ["turbokv_eval.compare"]).run()
             opened.save_table(report.as_text(document))
-            return compare_view.load(opened.json)
+            return reader.load(opened.json)
 
     if not progress:
         return measure(Silent())

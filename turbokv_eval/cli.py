@@ -7,17 +7,20 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import api, build, condition, preflight, provenance, selftest
+from turbokv_eval import api
 from turbokv_eval.commands import doctor, gate, measured, memory, needle, perplexity
 from turbokv_eval.commands import report as report_page
 from turbokv_eval.commands.command import PATH, Command, Group, bin_option, form_option, threads_option
+from turbokv_eval.comparison import preflight, selftest
+from turbokv_eval.comparison.needle import Plan as NeedlePlan
+from turbokv_eval.comparison.settings import Settings
+from turbokv_eval.comparison.trajectory import Plan as TrajectoryPlan
 from turbokv_eval.errors import BadInput, CheckFailed, Interrupted
-from turbokv_eval.gguf_info import read_model
 from turbokv_eval.lab.cli import lab
-from turbokv_eval.needle import Plan as NeedlePlan
+from turbokv_eval.machine import build, provenance
+from turbokv_eval.models.gguf_info import read_model
+from turbokv_eval.programs import condition
 from turbokv_eval.progress import LineMeter, Meter, meter
-from turbokv_eval.settings import Settings
-from turbokv_eval.trajectory import Plan as TrajectoryPlan
 from turbokv_eval.units import parse_size
 
 

@@ -14,22 +14,14 @@ from typing import Any, Literal
 
 from platformdirs import user_cache_dir
 
-from turbokv_eval import (
-    build,
-    fork,
-    gguf_meta,
-    gpu_build,
-    kv_layout,
-    kv_log,
-    memory,
-    perplexity,
-    preflight,
-    provenance,
-    runner,
-)
+from turbokv_eval import fork
+from turbokv_eval.comparison import preflight
 from turbokv_eval.errors import ToolError
-from turbokv_eval.kv_archs import READS_CACHE_ELSEWHERE
-from turbokv_eval.types import KVConfig
+from turbokv_eval.machine import build, gpu_build, provenance, runner
+from turbokv_eval.models import gguf_meta, kv_layout, memory
+from turbokv_eval.models.kv_archs import READS_CACHE_ELSEWHERE
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.programs import kv_log, perplexity
 from turbokv_eval.units import GIB, format_size
 
 SCHEMA_VERSION = 1

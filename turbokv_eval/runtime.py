@@ -21,11 +21,13 @@ from typing import Any
 
 from gguf import GGMLQuantizationType
 
-from turbokv_eval import build, kv_log, memory
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
-from turbokv_eval.kv_layout import layer_count
+from turbokv_eval.machine import build
+from turbokv_eval.models import memory
+from turbokv_eval.models.kv_layout import layer_count
+from turbokv_eval.models.types import KVConfig, parse_types
+from turbokv_eval.programs import kv_log
 from turbokv_eval.reference.types import by_name
-from turbokv_eval.types import KVConfig, parse_types
 
 Spec = str | Mapping[str, Any] | KVConfig
 

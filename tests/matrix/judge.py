@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from zoo.catalogue import Entry
 
-from turbokv_eval import kv_log
-from turbokv_eval.types import KVConfig
+from turbokv_eval.models.types import KVConfig
+from turbokv_eval.programs import kv_log
 
 from .expected import ALL_CELLS, FAMILY_BITS, bits_per_value, works
 from .program import Measured, ModelRun, Refused

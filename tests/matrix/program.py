@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from turbokv_eval import kv_log
 from turbokv_eval.errors import CheckFailed, MachineCannot
-from turbokv_eval.kv_log import KVReport
+from turbokv_eval.programs import kv_log
+from turbokv_eval.programs.kv_log import KVReport
 
 from .expected import Cell
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from turbokv_eval import tabular
 from turbokv_eval.errors import Interrupted
+from turbokv_eval.output import tabular
 
 PATH = click.Path(path_type=Path)
 

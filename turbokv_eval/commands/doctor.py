@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
-from turbokv_eval import doctor, tabular
+from turbokv_eval import doctor
 from turbokv_eval.commands.command import PATH, Command, bin_option, form_option
 from turbokv_eval.errors import MachineCannot
+from turbokv_eval.output import tabular
 
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from turbokv_eval import compare_view, gate, tabular
 from turbokv_eval.commands.command import PATH, Command, form_option
 from turbokv_eval.errors import CheckFailed
+from turbokv_eval.output import tabular
+from turbokv_eval.results import gate, reader
 
 
 @click.command(
@@ -38,7 +39,7 @@ def gate_command(comparison: Path, budgets: Path, form: str) -> None:
     min_same_top, max_rms_dp, min_greedy, min_needle, max_bits, max_kv, max_rss, min_tg, min_pp,
     min_tg_ratio, min_pp_ratio. Over several texts, contexts or depths, the worst counts.
     """
-    lines = gate.check(compare_view.load(comparison), gate.read_budgets(budgets))
+    lines = gate.check(reader.load(comparison), gate.read_budgets(budgets))
     failed = [line for line in lines if not line.passed]
     click.echo(render(lines, form), nl=False)
     if failed:

@@ -8,10 +8,12 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import comparison, report, store
+from turbokv_eval.comparison import store
+from turbokv_eval.comparison.run import Comparison
+from turbokv_eval.comparison.settings import Settings
 from turbokv_eval.errors import CheckFailed, Interrupted
+from turbokv_eval.output import report
 from turbokv_eval.progress import Meter, meter
-from turbokv_eval.settings import Settings
 
 
 def run_and_print(
@@ -23,7 +25,7 @@ def run_and_print(
     """Takes up the run in `folder`, or begins one, and prints its document, which it returns, in one of the forms."""
     try:
         with meter(Console(stderr=True)) as show, store.opened(folder) as opened:
-            measured = comparison.Comparison(settings(show), opened, show, sys.argv)
+            measured = Comparison(settings(show), opened, show, sys.argv)
             document = measured.run()
             opened.save_table(report.as_text(document))
     except KeyboardInterrupt:

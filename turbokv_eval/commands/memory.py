@@ -8,13 +8,15 @@ from typing import Any
 
 import click
 
-from turbokv_eval import compare_view, kv_layout, memory, tabular
-from turbokv_eval.break_even import break_even
 from turbokv_eval.commands.command import PATH, Command, form_option
 from turbokv_eval.errors import BadInput
-from turbokv_eval.gguf_meta import read
-from turbokv_eval.kv_layers import parse as parse_rules
-from turbokv_eval.types import parse_types
+from turbokv_eval.models import kv_layout, memory
+from turbokv_eval.models.gguf_meta import read
+from turbokv_eval.models.kv_layers import parse as parse_rules
+from turbokv_eval.models.types import parse_types
+from turbokv_eval.output import tabular
+from turbokv_eval.results import reader
+from turbokv_eval.results.break_even import break_even
 from turbokv_eval.units import MIB, format_size, parse_size
 
 DEFAULT_TYPES = "f16,q8_0,q4_0,turbo4,turbo3,turbo2"
@@ -73,7 +75,7 @@ def memory_command(
 
 def _add_break_even(document: dict[str, Any], measured: Path | None, weights: int) -> None:
     """Adds `break_even` to every row: from the run, or None."""
-    run = None if measured is None else compare_view.load(measured)
+    run = None if measured is None else reader.load(measured)
     if run is not None and (size := run.document.get("model", {}).get("bytes")) not in (None, weights):
         raise BadInput(f"{measured} is a comparison of another model ({size} bytes, not {weights}): give one of this")
     for row in document["rows"]:

@@ -5,10 +5,12 @@ from typing import Any
 
 import click
 
-from turbokv_eval import api, generation_tables, needle, report
+from turbokv_eval import api
 from turbokv_eval.commands import measured
 from turbokv_eval.commands.command import PATH, Command, bin_option, form_option, threads_option
+from turbokv_eval.comparison import needle
 from turbokv_eval.errors import CheckFailed
+from turbokv_eval.output import generation_tables, report
 
 _DEFAULT = needle.Plan(contexts=(512, 1024, 2048), needles=4)
 

@@ -8,11 +8,14 @@ from typing import Any
 
 import click
 
-from turbokv_eval import build, kv_log, perplexity, preflight, provenance, runner, tabular
 from turbokv_eval.commands.command import PATH, Command, bin_option, form_option, threads_option
+from turbokv_eval.comparison import preflight
 from turbokv_eval.errors import BadInput, CheckFailed
-from turbokv_eval.gguf_info import read_model
-from turbokv_eval.types import parse_types
+from turbokv_eval.machine import build, provenance, runner
+from turbokv_eval.models.gguf_info import read_model
+from turbokv_eval.models.types import parse_types
+from turbokv_eval.output import tabular
+from turbokv_eval.programs import kv_log, perplexity
 
 
 @click.command(

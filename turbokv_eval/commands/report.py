@@ -5,9 +5,9 @@ from pathlib import Path
 
 import click
 
-from turbokv_eval import compare_view
 from turbokv_eval.commands.command import PATH, Command
 from turbokv_eval.errors import BadInput, MachineCannot
+from turbokv_eval.results import reader
 
 
 @click.command(
@@ -24,9 +24,9 @@ def report_command(comparison: Path, output: Path) -> None:
     The page is one file that loads nothing and runs no script; the JSON is inside, to download.
     """
     # Here, because matplotlib takes longer to import than most commands take to run.
-    from turbokv_eval import html_report
+    from turbokv_eval.output import html_report
 
-    page = html_report.render(compare_view.load(comparison))
+    page = html_report.render(reader.load(comparison))
     part = output.with_name(output.name + ".part")
     try:
         part.write_text(page, encoding="utf-8")

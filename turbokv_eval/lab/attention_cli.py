@@ -7,10 +7,11 @@ from typing import Any
 import click
 from rich.console import Console
 
-from turbokv_eval import build, preflight, provenance
 from turbokv_eval.commands.command import PATH, Command, bin_option, form_option, threads_option
+from turbokv_eval.comparison import preflight
 from turbokv_eval.errors import BadInput, CheckFailed
-from turbokv_eval.gguf_info import read_model
+from turbokv_eval.machine import build, provenance
+from turbokv_eval.models.gguf_info import read_model
 from turbokv_eval.progress import meter
 
 

@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turbokv_eval import wide
 from turbokv_eval.lab.attention import RANKED_BY, SIDES
+from turbokv_eval.output import wide
 
 _COLUMNS = {
     "cosine": ("cosine of\nscores", 4),

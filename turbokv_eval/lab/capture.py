@@ -9,9 +9,9 @@ import numpy as np
 from gguf import GGUFReader
 from numpy.typing import NDArray
 
-from turbokv_eval import file_program
 from turbokv_eval.errors import BadInput
-from turbokv_eval.gguf_info import ModelInfo
+from turbokv_eval.models.gguf_info import ModelInfo
+from turbokv_eval.programs import file_program
 
 PROGRAM = "llama-kv-capture"
 FILE_TYPE = "kv-capture"

@@ -5,10 +5,10 @@ import json
 import click
 from rich.console import Console
 
-from turbokv_eval import tabular
 from turbokv_eval.commands.command import Command, Group, form_option
 from turbokv_eval.errors import BadInput, CheckFailed
 from turbokv_eval.lab.attention_cli import attention_command, capture_command
+from turbokv_eval.output import tabular
 from turbokv_eval.progress import meter
 
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from turbokv_eval import wide
+from turbokv_eval.output import wide
 
 
 def render(document: dict[str, Any]) -> Group:

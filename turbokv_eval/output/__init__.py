@@ -1,0 +1,1 @@
+"""Results as people read them: text, Markdown, CSV, one HTML page."""
