@@ -4,7 +4,7 @@
 #      shared memory against tests/cuda/resources.csv (--update writes it).
 #      The occupancy that follows from these is the one that the kernels' head comments plan (ci/cuda_occupancy.py).
 #   2. The same sources run on the CPU in the emulator of tests/cuda and are compared with the C reference.
-# The toolkit is the machine's, or its parts from the package index (turbokv_eval/cuda_toolkit.py).
+# The toolkit is the machine's, or its parts from the package index (turbokv_eval/machine/cuda_toolkit.py).
 set -eu
 bin=$1/bin
 update=${2:-}
@@ -20,7 +20,7 @@ command -v c++filt >/dev/null || die "no c++filt: install binutils"
 tree=$("$bin/python" -m turbokv_eval.fork apply)
 
 # one line nvcc, then one folder of headers a line
-found=$("$bin/python" -m turbokv_eval.cuda_toolkit)
+found=$("$bin/python" -m turbokv_eval.machine.cuda_toolkit)
 nvcc=$(printf '%s\n' "$found" | head -n 1)
 includes=$(printf '%s\n' "$found" | tail -n +2)
 echo "== nvcc: $("$nvcc" --version | tail -n 1)" >&2
