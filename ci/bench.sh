@@ -6,7 +6,7 @@ set -eu
 bin=$1/bin
 shift
 "$bin/turbokv-eval" build --tests >/dev/null
-programs=$("$bin/python" -c 'from turbokv_eval.build import default_bin; print(default_bin())')
+programs=$("$bin/python" -c 'from turbokv_eval.machine.build import default_bin; print(default_bin())')
 model=${MODEL:-$("$bin/python" -c 'from turbokv_eval import assets; print(assets.fetch(assets.MODEL))')}
 "$programs/bench-turbo-kernels" -t 2
 echo
