@@ -300,7 +300,7 @@ def test_the_command_fails_where_nothing_was_measured(world: World) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--positions", "0,a"), "not a list of percentages"),
+        (("--positions", "0,a"), "not a list of numbers"),
         (("--positions", "0,101"), "below 0 or above 100"),
         (("--contexts", "0"), "below 1"),
         (("--contexts", "64"), "no room for text"),

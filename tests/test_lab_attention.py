@@ -11,8 +11,9 @@ from lab_world import Fake, registry, write_capture
 from numpy.typing import NDArray
 
 from turbokv_eval.cli import main
+from turbokv_eval.commands import lab_attention
 from turbokv_eval.errors import BadInput
-from turbokv_eval.lab import attention, attention_cli
+from turbokv_eval.lab import attention
 from turbokv_eval.lab import registry as lab_registry
 from turbokv_eval.lab.attention import Row, Settings
 from turbokv_eval.lab.capture import Capture, read_capture
@@ -323,10 +324,10 @@ def test_a_plot_names_every_method(command: Any, tmp_path: Path) -> None:
 
 
 def test_the_default_methods_suit_their_side_and_are_all_there() -> None:
-    keys, values = attention_cli._default("keys"), attention_cli._default("values")
+    keys, values = lab_attention._default("keys"), lab_attention._default("values")
     assert set(keys) | set(values) <= set(lab_registry.METHODS)
     assert {"turbo-3", "condition/turbo-3", "kivi_keys-2"} <= set(keys)
     assert {"turbo-3", "kivi_values-2"} <= set(values)
     assert not {"condition/turbo-3", "kivi_keys-2", "trellis4096-3", "q8_0"} & set(values)
-    assert set(attention_cli.BASELINES) <= set(keys) & set(values)
-    assert attention_cli._named("turbo-[23]@pre, turbo-3", "--methods") == ["turbo-2@pre", "turbo-3@pre", "turbo-3"]
+    assert set(lab_attention.BASELINES) <= set(keys) & set(values)
+    assert lab_attention._named("turbo-[23]@pre, turbo-3", "--methods") == ["turbo-2@pre", "turbo-3@pre", "turbo-3"]

@@ -10,6 +10,7 @@ from compare_world import World, recorded
 from turbokv_eval.cli import main
 from turbokv_eval.comparison import selftest
 from turbokv_eval.machine import assets
+from turbokv_eval.output import selftest_table
 
 
 def quantised() -> str:
@@ -49,7 +50,7 @@ def test_a_model_that_does_not_load_proves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["table", "md", "csv"])
 def test_outputs(form: str) -> None:
-    text = selftest.render([selftest.Outcome("a", True, "b"), selftest.Outcome("c", None, "d")], form)
+    text = selftest_table.render([selftest.Outcome("a", True, "b"), selftest.Outcome("c", None, "d")], form)
     assert [name in text for name in ("control", "pass", "b", "-")] == [True] * 4
 
 

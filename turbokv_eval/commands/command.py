@@ -1,5 +1,6 @@
 """The form of every command: its help starts with examples and ends with exit codes; options that many share."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,46 @@ form_option = click.option(
 bin_option = click.option(
     "--bin", "bin_dir", type=PATH, help="Folder of the programs.  [default: where `build` left them]"
 )
+model_option = click.option(
+    "-m", "--model", type=PATH, help="GGUF model.  [default: SmolLM2-135M-Instruct, downloaded once]"
+)
+gpu_layers_option = click.option(
+    "--gpu-layers",
+    "-ngl",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Layers on the GPU; a row whose cache is not there fails.  [default: the programs decide]",
+)
 threads_option = click.option("--threads", "-t", type=click.IntRange(min=1), help="[default: all processors]")
+
+
+class Numbers(click.ParamType[tuple[float, ...]]):
+    """Comma-separated numbers, whole ones unless `kind` is float, each from `least` to `most`, none twice."""
+
+    name = "numbers"
+
+    def __init__(self, example: str, *, least: float, most: float = math.inf, kind: type[int] | type[float] = int):
+        self.example, self.least, self.most, self.kind = example, least, most, kind
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        return "N,N,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            numbers = tuple(self.kind(part) for part in value.split(","))
+        except ValueError:
+            what = "whole numbers" if self.kind is int else "numbers"
+            self.fail(f"{value!r} is not a list of {what} such as {self.example}", param, ctx)
+        if not all(self.least <= number <= self.most for number in numbers) or len(set(numbers)) != len(numbers):
+            above = "" if self.most == math.inf else f" or above {self.most}"
+            self.fail(f"{value!r} has a number below {self.least}{above}, or one twice", param, ctx)
+        return numbers
+
+
+# Tokens of a context, and of a chunk of it.
+CONTEXTS = Numbers("512,4096", least=16)
 
 
 class _Help(click.Command):

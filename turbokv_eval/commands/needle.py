@@ -7,7 +7,16 @@ import click
 
 from turbokv_eval import api
 from turbokv_eval.commands import measured
-from turbokv_eval.commands.command import PATH, Command, bin_option, form_option, threads_option
+from turbokv_eval.commands.command import (
+    CONTEXTS,
+    PATH,
+    Command,
+    Numbers,
+    bin_option,
+    form_option,
+    gpu_layers_option,
+    threads_option,
+)
 from turbokv_eval.comparison import needle
 from turbokv_eval.errors import CheckFailed
 from turbokv_eval.output import generation_tables, report
@@ -15,26 +24,14 @@ from turbokv_eval.output import generation_tables, report
 _DEFAULT = needle.Plan(contexts=(512, 1024, 2048), needles=4)
 
 
-def _positions(ctx: click.Context, param: click.Parameter, value: str) -> tuple[float, ...]:
-    try:
-        positions = tuple(sorted(float(part) for part in value.split(",")))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a list of percentages such as 0,50,100") from None
-    if not all(0 <= position <= 100 for position in positions) or len(set(positions)) != len(positions):
-        raise click.BadParameter(f"{value!r} has a position below 0 or above 100, or one twice")
+def _few(ctx: click.Context, param: click.Parameter, positions: tuple[float, ...]) -> tuple[float, ...]:
     if len(positions) > needle.MAX_POSITIONS:
         raise click.BadParameter(f"{len(positions)} positions are more than the {needle.MAX_POSITIONS} facts there are")
-    return positions
+    return tuple(sorted(positions))
 
 
-def _contexts(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    try:
-        contexts = tuple(sorted(int(part) for part in value.split(",")))
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is not a list of whole numbers such as 512,2048") from None
-    if min(contexts) < 1 or len(set(contexts)) != len(contexts):
-        raise click.BadParameter(f"{value!r} has a context below 1, or one twice")
-    return contexts
+def _sorted(ctx: click.Context, param: click.Parameter, contexts: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(contexts))
 
 
 def _listed(values: tuple[float, ...]) -> str:
@@ -57,15 +54,16 @@ def _listed(values: tuple[float, ...]) -> str:
 @click.option(
     "--contexts",
     "-c",
-    callback=_contexts,
+    type=CONTEXTS,
+    callback=_sorted,
     default=_listed(_DEFAULT.contexts),
     show_default=True,
-    metavar="N,N,...",
     help="Tokens of haystack, question and answer.",
 )
 @click.option(
     "--positions",
-    callback=_positions,
+    type=Numbers("0,50,100", least=0, most=100, kind=float),
+    callback=_few,
     default=_listed(_DEFAULT.positions),
     show_default=True,
     metavar="P,P,...",
@@ -81,7 +79,7 @@ def _listed(values: tuple[float, ...]) -> str:
 )
 @click.option("--seed", type=int, default=_DEFAULT.seed, show_default=True, help="Of facts and haystacks.")
 @threads_option
-@click.option("--gpu-layers", "-ngl", type=click.IntRange(min=0), metavar="N", help="As compare takes it.")
+@gpu_layers_option
 @click.option("--run", "folder", type=PATH, default="turbokv-needle", show_default=True, help="Folder of results.")
 @bin_option
 @form_option

@@ -1,13 +1,11 @@
 """Negative controls: runs that are not what they claim to be, which the checks of a comparison must notice."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from turbokv_eval.machine import runner
 from turbokv_eval.models.types import KVConfig
-from turbokv_eval.output import tabular
 from turbokv_eval.programs import kv_log, perplexity
 
 
@@ -62,13 +60,3 @@ def _outcome(control: Control, bin_dir: Path, model: Path, ctx: int, threads: in
         return Outcome(control.name, None, "llama.cpp does not rotate heads of this size")
     found = kv_log.problems(control.claimed, True, reports)
     return Outcome(control.name, bool(found) != control.sound, "; ".join(found) or "no fault found")
-
-
-def render(outcomes: Sequence[Outcome], form: str) -> str:
-    """The outcomes in one of tabular.FORMATS."""
-    if form == "json":
-        return json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n"
-    verdicts = {True: "pass", False: "FAIL", None: "-"}
-    columns = ("control", "result", "what the checks said")
-    rows: list[Sequence[str]] = [(outcome.name, verdicts[outcome.passed], outcome.said) for outcome in outcomes]
-    return tabular.Table("", columns, rows, left=frozenset(columns)).rendered(form)

@@ -5,9 +5,9 @@ import json
 import click
 from rich.console import Console
 
-from turbokv_eval.commands.command import Command, Group, form_option
-from turbokv_eval.errors import BadInput, CheckFailed
-from turbokv_eval.lab.attention_cli import attention_command, capture_command
+from turbokv_eval.commands.command import Command, Group, Numbers, form_option
+from turbokv_eval.commands.lab_attention import attention_command, capture_command
+from turbokv_eval.errors import CheckFailed
 from turbokv_eval.output import tabular
 from turbokv_eval.progress import meter
 
@@ -31,27 +31,14 @@ lab.add_command(capture_command)
 lab.add_command(attention_command)
 
 
-def _list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Comma-separated positive whole numbers, none twice."""
-    if value is None:
-        return None
-    try:
-        numbers = tuple(int(part) for part in value.split(","))
-    except ValueError:
-        raise BadInput(f"{value!r} is not a list of whole numbers such as 64,128") from None
-    if min(numbers) < 1 or len(set(numbers)) != len(numbers):
-        raise BadInput(f"{value!r} has a number below 1, or one twice")
-    return numbers
-
-
 @lab.command(
     "theory",
     cls=Command,
     examples=("turbokv-eval lab theory --dims 128 -o json",),
     failed="a claim of the paper is contradicted",
 )
-@click.option("--dims", callback=_list, metavar="N,N,...", help="Head dimensions.  [default: 64,80,96,128,256]")
-@click.option("--bits", callback=_list, metavar="N,N,...", help="Bits a value, 1 to 8.  [default: 1,2,3,4]")
+@click.option("--dims", type=Numbers("64,128", least=1), help="Head dimensions.  [default: 64,80,96,128,256]")
+@click.option("--bits", type=Numbers("2,3", least=1), help="Bits a value, 1 to 8.  [default: 1,2,3,4]")
 @click.option("--draws", type=click.IntRange(min=2), help="Rotations and sketches at each dimension.  [default: 40]")
 @click.option("--rows", type=click.IntRange(min=1), help="Vectors for each of them.  [default: 400]")
 @click.option("--seed", type=click.IntRange(min=0), help="[default: 0]")
