@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rich.console import Console
 
 from turbokv_eval.cli import main
 from turbokv_eval.output import report
+from turbokv_eval.results import attention_time
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,16 @@ def test_attention_time_is_what_a_depth_adds_over_f16s(document: dict[str, Any])
     first = next(i for i, line in enumerate(lines) if "attention time," in line)
     found = {line.split()[0]: line.split()[1:] for line in lines[first + 3 : first + 3 + len(document["rows"])]}
     assert (found["f16"], found["q8_0/turbo3"], found["turbo2"]) == (["1.00"] * 2, ["0.20"] * 2, ["-"] * 2)
+    # A depth 0 that was disturbed in one of two rounds: the medians are the same, and the interval says it.
+    rows["q8_0/turbo3"]["speed"][0]["generation"] = {"rounds": [[125.0, 125.0], [125.0, 101.0]], "median": 125.0}
+    found_ratio = attention_time.ratio(rows["q8_0/turbo3"], rows["f16"], 4096, "generation")
+    assert found_ratio is not None
+    assert (round(found_ratio.value, 2), round(found_ratio.lo, 2), round(found_ratio.hi, 2)) == (0.2, 0.01, 0.2)
+    # It may be that f16 spent no time at all.
+    rows["f16"]["speed"][0]["generation"] = {"rounds": [[100.0], [100.0], [40.0]], "median": 100.0}
+    found_ratio = attention_time.ratio(rows["q8_0/turbo3"], rows["f16"], 4096, "generation")
+    assert found_ratio is not None
+    assert found_ratio.hi == math.inf
     rows["f16"]["speed"].pop()
     assert "attention time" not in report.as_text(document).split("Speed:")[0]
 

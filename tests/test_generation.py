@@ -22,6 +22,7 @@ from turbokv_eval.output import html_report
 from turbokv_eval.programs import generate
 from turbokv_eval.programs.generate import Answer
 from turbokv_eval.results import paired, reader, schema
+from turbokv_eval.results.recommend import recommend
 
 
 @pytest.fixture
@@ -170,6 +171,7 @@ def test_a_comparison_generates(world: World) -> None:
     [entry] = document["needle"]
     assert (entry["ctx"], len(entry["needles"])) == (512, 10)
     assert (f16["needle"][0]["all"]["found"], turbo2["needle"][0]["all"]["found"]) == (10, 0)
+    assert "It finds 0 of the 10 planted facts that an f32 cache finds." in recommend(document, max_kld=10)["text"]
     assert turbo2["needle"][0]["dlogprob"] == pytest.approx(6 * -1.9)
     # identical answers of f16 and the pair are no error
     assert all(row["errors"] == [] for row in document["rows"])

@@ -143,8 +143,15 @@ def _attention_table(document: dict[str, Any]) -> Iterator[Table]:
     table = wide.table("attention time,\nf16 = 1", *(f"{kind}\nat depth {depth}" for depth, kind in shown))
     for row in document["rows"]:
         ratios = [attention_time.ratio(row, f16, *column) for column in shown]
-        table.add_row(row["label"], *("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios))
+        table.add_row(row["label"], *map(_ratio, ratios))
     yield table
+
+
+def _ratio(found: attention_time.Ratio | None) -> str:
+    if found is None:
+        return "-"
+    text = f"{found.value:.2f}"
+    return text if found.lo == found.hi else f"{text} ({found.lo:.2f}-{found.hi:.2f})"
 
 
 def _rate(entry: dict[Any, Any]) -> str:
