@@ -33,6 +33,7 @@ constexpr int MAX_SUB = 4;                    // sub-blocks of LANES rows in a r
 constexpr int64_t ROW_BLOCK_BYTES = 256*1024; // Q and output of a row block: they stay in L2
 constexpr int64_t MIN_KEYS = 4*TILE;          // keys of a unit
 constexpr int64_t UNITS_PER_THREAD = 8;
+constexpr int64_t FEW_UNITS_PER_THREAD = 4;     // a unit of few rows begins with loading them, and its results are merged
 
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -177,7 +178,8 @@ bool make_plan(const ggml_tensor * dst, int nth, fattn_plan & p) {
     p.few   = ggml_is_turbo(k->type) && ggml_is_turbo(v->type) && p.rows <= MAX_FEW && p.level->fattn_rows.scores;
 
     const int64_t n_full = p.few ? p.n_stream : p.n_blocks*p.n_head_kv*p.n_stream;
-    const int64_t wanted = nth > 1 && n_full < UNITS_PER_THREAD/2*nth ? UNITS_PER_THREAD*nth/n_full : 1;
+    const int64_t units  = (p.few ? FEW_UNITS_PER_THREAD : UNITS_PER_THREAD)*nth;
+    const int64_t wanted = nth > 1 && n_full < units/2 ? units/n_full : 1;
     p.n_chunks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, p.n_kv/MIN_KEYS));
     const int64_t tiles = (p.n_kv + TILE - 1)/TILE;
     p.chunk    = std::max<int64_t>(1, (tiles + p.n_chunks - 1)/p.n_chunks)*TILE;
