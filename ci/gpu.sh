@@ -24,10 +24,10 @@ command -v python3 >/dev/null || die 3 "no python3: install it"
 if [ $mode = pack ]; then
     [ $# -eq 2 ] || usage
     [ -f "$here/gpu_pack.py" ] || die 2 "a package cannot be packed again: use the sources"
-    exec python3 "$here/gpu_pack.py" "$1" "$2"
+    exec python3 "$here/gpu_pack.py" "$1" "$2" $PROGRAMS
 fi
 bin=$(cd "$1" && pwd)
-for p in $PROGRAMS; do [ -x "$bin/$p" ] || die 2 "$bin has no $p: build it (llama-bench llama-perplexity test-backend-ops)"; done
+for p in $PROGRAMS; do [ -x "$bin/$p" ] || die 2 "$bin has no $p: build it ($PROGRAMS)"; done
 
 out=$(pwd)/gpu-results
 rm -rf "$out"; mkdir -p "$out"

@@ -1,6 +1,8 @@
 """Packs what ci/gpu.sh needs on a machine with an NVIDIA driver, Python and nothing else.
 
-Usage: gpu_pack.py BIN_DIR OUT.tar.gz [--max-mib N]
+Usage: gpu_pack.py BIN_DIR OUT.tar.gz PROGRAM... [--max-mib N]
+
+`gpu.sh --pack` calls it, with the programs that it runs.
 
 The programs, every library that they need and that such a machine lacks, gpu.sh and the writer of its models. cuBLAS
 (570 MB) is not packed: a library of its name is, whose functions fail with a line that says so. gpu.sh calls none of
@@ -21,7 +23,6 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-PROGRAMS = ("llama-bench", "llama-perplexity", "test-backend-ops")
 STAMP = "turbokv-options.json"
 # What a machine with Python and a driver has: the C and C++ libraries and the driver itself.
 SYSTEM = re.compile(
@@ -99,9 +100,9 @@ def make_stub(soname: str, users: list[Path], out: Path) -> None:
         tool("cc", "-shared", "-fPIC", "-O1", "-w", code, "-o", out, *options)
 
 
-def check_build(bin_dir: Path) -> None:
+def check_build(bin_dir: Path, programs: list[str]) -> None:
     """Raises PackError unless it is a CUDA build with the programs, for any processor."""
-    for name in PROGRAMS:
+    for name in programs:
         if not os.access(bin_dir / name, os.X_OK):
             raise PackError(2, f"{bin_dir} has no {name}: turbokv-eval build --backend cuda --portable --tests")
     if not list(bin_dir.glob("libggml-cuda.so*")):
@@ -111,11 +112,11 @@ def check_build(bin_dir: Path) -> None:
         raise PackError(2, f"{bin_dir} is built for this processor only: turbokv-eval build --backend cuda --portable")
 
 
-def collect(bin_dir: Path, folder: Path) -> dict[str, list[str]]:
+def collect(bin_dir: Path, programs: list[str], folder: Path) -> dict[str, list[str]]:
     """Copies the programs and what they need into `folder`; returns what the machine must have, and who wants it."""
     outside: dict[str, list[str]] = {}
     cublas: dict[str, list[Path]] = {}
-    todo = [bin_dir / name for name in PROGRAMS]
+    todo = [bin_dir / name for name in programs]
     done = set()
     while todo:
         path = todo.pop()
@@ -149,13 +150,13 @@ def strip(folder: Path) -> None:
     script.unlink()
 
 
-def pack(bin_dir: Path, out: Path, max_mib: int) -> None:
+def pack(bin_dir: Path, out: Path, programs: list[str], max_mib: int) -> None:
     """Raises PackError or OSError."""
-    check_build(bin_dir)
+    check_build(bin_dir, programs)
     with tempfile.TemporaryDirectory() as scratch:
         top = Path(scratch) / "turbo-gpu"
         (top / "bin").mkdir(parents=True)
-        outside = collect(bin_dir, top / "bin")
+        outside = collect(bin_dir, programs, top / "bin")
         strip(top / "bin")
         for name in ("gpu.sh", "gpu_model.py"):
             shutil.copy(HERE / name, top / name)
@@ -174,10 +175,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bin_dir", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("programs", nargs="+", metavar="program")
     parser.add_argument("--max-mib", type=int, default=64)
     args = parser.parse_args()
     try:
-        pack(args.bin_dir, args.out, args.max_mib)
+        pack(args.bin_dir, args.out, args.programs, args.max_mib)
     except PackError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.status

@@ -14,6 +14,7 @@ import pytest
 pytestmark = pytest.mark.live
 
 PACK = Path("ci/gpu_pack.py").resolve()
+PROGRAMS = ("llama-bench", "llama-perplexity", "test-backend-ops")
 # Stand-ins: a backend that calls cuBLAS, which has versioned symbols, and the CUDA runtime.
 BACKEND = """
 #include <stdio.h>
@@ -55,7 +56,7 @@ class Build:
         self.library("libcudart.so.13", "int cudart_works(void) { return 1; }", self.toolkit)
         links = [str(self.toolkit / name) for name in ("libcublas.so.13", "libcudart.so.13")]
         self.library("libggml-cuda.so.0", BACKEND, self.bin, *links, f"-Wl,-rpath,{self.toolkit}")
-        for name in ("llama-bench", "llama-perplexity", "test-backend-ops"):
+        for name in PROGRAMS:
             main = "int backend(void); int main(void) { return backend(); }"
             cc(main, self.bin / name, str(self.bin / "libggml-cuda.so.0"), f"-Wl,-rpath,{self.bin}:{self.toolkit}")
         self.configured(native="OFF")
@@ -68,7 +69,7 @@ class Build:
         (self.bin.parent / "turbokv-options.json").write_text(json.dumps([argv, None, None, None]))
 
     def pack(self, *options: str) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, str(PACK), str(self.bin), str(self.root / "out.tar.gz"), *options]
+        argv = [sys.executable, str(PACK), str(self.bin), str(self.root / "out.tar.gz"), *PROGRAMS, *options]
         return subprocess.run(argv, capture_output=True, text=True, timeout=120)
 
     def unpack(self) -> Path:
