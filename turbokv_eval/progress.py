@@ -23,10 +23,10 @@ class Silent:
     """Says nothing."""
 
     def say(self, line: str) -> None:
-        pass
+        """Nothing."""
 
     def update(self, done: float, total: float, what: str) -> None:
-        pass
+        """Nothing."""
 
 
 class BarMeter:
@@ -38,9 +38,11 @@ class BarMeter:
         self._task = progress.add_task("", total=None)
 
     def say(self, line: str) -> None:
+        """Prints a line above the bar."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def update(self, done: float, total: float, what: str) -> None:
+        """Moves the bar to `done` of `total`; `what` is its text."""
         self._progress.update(self._task, completed=done, total=total, description=what)
 
 
@@ -54,9 +56,11 @@ class LineMeter:
         self._what = ""
 
     def say(self, line: str) -> None:
+        """Prints a line."""
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def update(self, done: float, total: float, what: str) -> None:
+        """Prints a line when a step or a tenth of the job is new."""
         tenth = int(10 * done / total) if total else 0
         # A step that has a number of its own in its name is worth a line; one that has none shares those of the tenths.
         if tenth <= self._tenth and (what == self._what or not what.startswith("[")):

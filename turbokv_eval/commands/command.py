@@ -47,9 +47,11 @@ class Numbers(click.ParamType[tuple[float, ...]]):
         self.example, self.least, self.most, self.kind = example, least, most, kind
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
+        """How help names the value."""
         return "N,N,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        """The numbers of `value`. Raises click.BadParameter."""
         if isinstance(value, tuple):
             return value
         try:

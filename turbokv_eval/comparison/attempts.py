@@ -25,6 +25,7 @@ class ChunkReader:
         self._text = ""
 
     def __call__(self, text: str) -> None:
+        """Takes what the program printed next."""
         self._text += text
         if done := perplexity.finished_chunks(self._text):
             self._share(done / self._chunks)

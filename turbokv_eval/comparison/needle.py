@@ -59,6 +59,7 @@ class Plan:
         return -(-self.needles // self.together(ctx))
 
     def document(self) -> dict[str, Any]:
+        """The plan as the document has it."""
         return asdict(self)
 
 

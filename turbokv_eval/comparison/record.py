@@ -45,6 +45,7 @@ class Record:
                 continue  # a damaged line is a unit that runs again
 
     def get(self, key: str) -> Result | None:
+        """The result of the unit of that identity; None when it has to run."""
         return self._units.get(key)
 
     def add(self, name: str, key: str, result: Result) -> None:

@@ -111,6 +111,7 @@ class Comparison:
 
     @property
     def failed_rows(self) -> list[dict[str, Any]]:
+        """The rows of the document that have errors."""
         return [row for row in self.document["rows"] if row["errors"]]
 
     def _finish(self, status: str, error: str | None = None) -> None:

@@ -59,4 +59,5 @@ class Settings:
         return [(text, ctx) for text in range(len(self.texts)) for ctx in self.contexts] if self.quality else []
 
     def rounds_at(self, depth: int) -> int:
+        """Rounds of speed at a depth of that many tokens."""
         return self.rounds or (_ROUNDS if depth <= _DEEP else 1)

@@ -38,6 +38,7 @@ class Store:
         return self.folder / f"reference-logits-{key[:16]}.tmp"
 
     def log(self, name: str) -> Path:
+        """Where the output of the unit of that name is kept."""
         return self.logs / f"{name}.log"
 
     def save(self, document: dict[str, Any]) -> None:

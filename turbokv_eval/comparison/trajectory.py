@@ -29,6 +29,7 @@ class Plan:
         return self.n_prompt + self.n_predict + 1
 
     def document(self) -> dict[str, Any]:
+        """The plan as the document has it."""
         return asdict(self)
 
 
@@ -54,6 +55,7 @@ def prompts(plan: Plan, texts: Sequence[str], along: Sequence[Answer] | None = N
 
 
 def ids(plan: Plan) -> list[str]:
+    """The names of the prompts, in order."""
     return [str(i) for i in range(plan.prompts)]
 
 

@@ -38,6 +38,7 @@ class Git:
 
     @property
     def dir(self) -> Path:
+        """The repository itself."""
         return self.tree / ".git"
 
     def init(self) -> None:
@@ -57,6 +58,7 @@ class Git:
         return self.raw(*args, stdin=stdin, index=index).decode(errors="surrogateescape").removesuffix("\n")
 
     def raw(self, *args: str, stdin: bytes = b"", index: Path | None = None) -> bytes:
+        """`__call__`, but stdout as bytes, all of it."""
         done = self.attempt(*args, stdin=stdin, index=index)
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
@@ -64,6 +66,7 @@ class Git:
         return done.stdout
 
     def attempt(self, *args: str, stdin: bytes = b"", index: Path | None = None) -> subprocess.CompletedProcess[bytes]:
+        """Runs `git args`, whatever its exit code."""
         environment = self._environment(named=True)
         if index is not None:
             environment["GIT_INDEX_FILE"] = str(index)

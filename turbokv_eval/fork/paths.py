@@ -26,18 +26,22 @@ class Layout:
 
     @property
     def tree(self) -> Path:
+        """The materialised llama.cpp."""
         return self.build / "llama.cpp"
 
     @property
     def patches(self) -> Path:
+        """The series of patches."""
         return self.source / "patches"
 
     @property
     def overlay(self) -> Path:
+        """The files that the fork adds."""
         return self.source / "overlay"
 
     @classmethod
     def default(cls) -> "Layout":
+        """The layout of a checkout, or that of an installed package, which builds in the user's cache folder."""
         root = repo_root()
         cache = Path(user_cache_dir(_APP, appauthor=False))
         # A wheel lies in site-packages, which may be read-only and is no place for a build.

@@ -29,6 +29,7 @@ class Patch:
 
     @property
     def text(self) -> str:
+        """The file, header and diff."""
         return self.header + self.diff
 
     @property
@@ -52,6 +53,7 @@ class OverlayFile:
 
     @property
     def mode(self) -> str:
+        """The mode that git gives the file."""
         return "100755" if self.executable else "100644"
 
 
@@ -69,6 +71,7 @@ class Sources:
 
 
 def encode(text: str) -> bytes:
+    """The bytes of a diff, which need not be UTF-8."""
     return text.encode(errors="surrogateescape")
 
 

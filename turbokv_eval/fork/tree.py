@@ -70,6 +70,7 @@ class Tree:
             return None
 
     def create(self) -> None:
+        """Makes an empty repository that ignores what a build leaves."""
         self.git.init()
         (self.git.dir / "info").mkdir(exist_ok=True)
         (self.git.dir / "info" / "exclude").write_text(_EXCLUDE, encoding="utf-8")
@@ -85,6 +86,7 @@ class Tree:
         return self.git("write-tree", index=self._index)
 
     def compare(self, old: str, new: str) -> list[Change]:
+        """What differs between two tree objects, by path; a file that moved is one gone and one new."""
         fields = self.git("diff-tree", "-r", "-z", "--no-renames", "--raw", old, new).split("\0")
         return [
             Change(status=(info := meta.split())[4][0], path=path, mode=info[1], blob=info[3])

@@ -94,10 +94,12 @@ class Layer:
 
     @property
     def heads(self) -> int:
+        """Query heads."""
         return int(self.q.shape[0])
 
     @property
     def kv_heads(self) -> int:
+        """KV heads."""
         return int(self.k.shape[0])
 
     @property
@@ -260,6 +262,7 @@ class Request:
 
     @property
     def args(self) -> list[str]:
+        """The arguments of llama-kv-capture."""
         args = ["-l", ",".join(map(str, self.layers)), "-fa", "on" if self.flash_attn else "off"]
         args += ["--type", "f32" if self.full else "f16"]
         args += [] if self.ctx is None else ["-c", str(self.ctx)]

@@ -85,6 +85,7 @@ class Options:
 
     @property
     def targets(self) -> tuple[str, ...]:
+        """The programs to build."""
         if self.sanitize:
             return SANITIZED_PROGRAMS
         return PROGRAMS + (TEST_PROGRAMS if self.tests else ())
@@ -252,6 +253,7 @@ class StepReader:
         self._rest = ""
 
     def __call__(self, text: str) -> None:
+        """Takes what Ninja printed next."""
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if step := re.match(r"\[(\d+)/(\d+)\]", line):

@@ -45,6 +45,7 @@ class Toolkit:
 
     @property
     def libraries(self) -> tuple[Path, ...]:
+        """The folders of libraries that exist."""
         return tuple(folder for name in _LIBRARY_FOLDERS if (folder := self.root / name).is_dir())
 
     @property
@@ -64,6 +65,7 @@ class Toolkit:
 
     @property
     def release(self) -> str:
+        """The version, as in `13.0`."""
         return ".".join(map(str, self.version))
 
     def __str__(self) -> str:

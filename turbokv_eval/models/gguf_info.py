@@ -37,6 +37,7 @@ class ModelInfo:
 
     @property
     def attention_layers(self) -> int:
+        """Layers that cache K and V."""
         return sum(1 for heads in self.head_count_kv if heads > 0)
 
     def values_per_cell(self, layers: int) -> tuple[int, int] | None:

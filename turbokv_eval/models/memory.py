@@ -47,6 +47,7 @@ class Block:
 
     @property
     def bits_per_value(self) -> float:
+        """Bits of a value, its share of the scale among them."""
         return 8 * self.bytes / self.values
 
 
@@ -123,10 +124,12 @@ class LayerBytes:
 
     @property
     def per_token(self) -> int:
+        """Bytes of a token in this layer."""
         return self.k + self.v
 
     @property
     def total(self) -> int:
+        """Bytes of all cells of the layer."""
         return self.per_token * self.cells
 
 
@@ -145,6 +148,7 @@ class CacheBytes:
 
     @property
     def total(self) -> int:
+        """Bytes of the cache."""
         return self.kv + self.recurrent
 
     @property

@@ -26,6 +26,7 @@ class Measurement:
 
     @property
     def kind(self) -> str:
+        """`prompt` or `generation`."""
         return "prompt" if self.n_gen == 0 else "generation"
 
 

@@ -25,6 +25,7 @@ class Sample:
 
     @property
     def args(self) -> list[str]:
+        """The arguments of llama-kv-condition."""
         options = {"-f": self.text, "-n": self.tokens, "-s": self.segment, "-p": self.span, "-c": self.ctx}
         return [str(part) for name, value in options.items() if value is not None for part in (name, value)]
 

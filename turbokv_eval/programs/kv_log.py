@@ -95,6 +95,7 @@ class KVReport:
 
     @property
     def mib(self) -> float:
+        """MiB of all caches of the context, as logged."""
         return sum(cache.k_mib + cache.v_mib for cache in self.caches)
 
     @property
@@ -103,6 +104,7 @@ class KVReport:
         return max((cache.cells * cache.streams for cache in self.caches), default=0)
 
     def as_dict(self) -> dict[str, Any]:
+        """The report as the document has it."""
         return {**asdict(self), "mib": round(self.mib, 3), "cells": self.cells, "conditioned": self.conditioned}
 
 

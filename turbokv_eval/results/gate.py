@@ -37,9 +37,11 @@ class Budget:
     size: bool = False
 
     def keeps(self, value: float, limit: float) -> bool:
+        """Whether a value is within the limit."""
         return value <= limit if self.highest else value >= limit
 
     def shown(self, value: float) -> str:
+        """A value as text, with its unit where it has one."""
         return format_size(round(value)) if self.size else f"{value:.4g}"
 
 

@@ -140,6 +140,7 @@ class Row:
         )
 
     def speed_at(self, depth: int) -> Speed | None:
+        """The speeds at a depth of that many tokens; None when they were not measured."""
         return next((speed for speed in self.speed if speed.depth == depth), None)
 
 
@@ -164,10 +165,12 @@ class Run:
     needle_reference: tuple[Needle, ...] = ()
 
     def row(self, label: str) -> Row | None:
+        """The row of that label; None when there is none."""
         return next((row for row in self.rows if row.label == label), None)
 
     @property
     def labels(self) -> list[str]:
+        """The labels of the rows, in order."""
         return [row.label for row in self.rows]
 
 
