@@ -9,7 +9,7 @@ and the logs of failures, of dry runs and of an unpatched llama.cpp are not made
 import argparse
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from turbokv_eval.comparison.evaluation import NOISE_FLOOR, REFERENCE
@@ -66,9 +66,9 @@ def commands(bin_dir: Path, model: Path, text: Path, scratch: Path) -> Iterator[
         )
 
 
-def record(name: str, argv: Sequence[str]) -> None:
+def record(name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
     print(name, flush=True)
-    done = runner.run(argv)
+    done = runner.run(argv, environment=environment)
     if done.returncode != 0 and not name.startswith("load-"):
         raise SystemExit(f"{name} failed: {perplexity.failure(done.output)}")
     text = f"$ {' '.join(argv)}\n{done.output}"
@@ -90,6 +90,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for name, argv in commands(bin_dir, model, text, Path(scratch)):
             record(name, argv)
+        first = bench.command(bin_dir, model, ROWS["turbo2"], depth=0, repetitions=1, threads=THREADS)
+        record("speed-0-turbo2-first", first, {"XDG_CACHE_HOME": scratch})
     if options.windows:
         pair = KVConfig("turbo3", "q8_0")
         record(

@@ -107,6 +107,17 @@ def test_dry_runs_are_not_taken_for_runs() -> None:
     assert report.buffers_mib == 90.0
 
 
+def test_the_context_that_keys_are_measured_in_is_not_taken_for_the_run_s() -> None:
+    log = recorded("speed-0-turbo2-first.log")
+    assert log.count("constructing llama_context") == 3
+    reports = kv_log.parse_contexts(log)
+    assert [(report.flash_attn, report.kinds[0].k_type) for report in reports] == [("enabled", "turbo2_64")] * 2
+    assert {report.conditioning for report in reports} == {"30 layers, keys are centred and equalised"}
+    # It does not stand for the run's own when that is missing.
+    before, _, _ = log.partition("key conditioning: computed")
+    assert kv_log.parse_contexts(before) == []
+
+
 def test_every_context_of_a_bench_is_seen() -> None:
     assert len(kv_log.parse_contexts(recorded("speed-0-f16.log"))) == 2
 

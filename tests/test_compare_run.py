@@ -97,6 +97,13 @@ def test_reference_with_flash_attention_is_none(world: World) -> None:
     assert "quality f16" not in world.calls
 
 
+def test_a_speed_run_that_measures_keys_first(world: World) -> None:
+    world.reply(speed_turbo2={"log": "speed-0-turbo2-first.log"})
+    result = invoke(*world.args())
+    assert result.exit_code == 0, result.stdout
+    assert world.document["rows"][2]["speed"]
+
+
 def test_one_cache_by_two_names_is_only_noted(world: World) -> None:
     types = ("--types", "turbo2,turbo2@on", "--no-speed")
     result = invoke(*world.args(*types))

@@ -155,6 +155,11 @@ def test_conditioning_is_set_for_the_load_alone(
     assert os.environ["LLAMA_KV_CONDITION"] == "on"
 
 
+def test_the_first_load_of_a_model_measures_its_keys(fake: FakeLlamaCpp, tmp_path: Path) -> None:
+    fake.log = recorded("speed-0-turbo2-first.log")
+    assert runtime.load("m", "turbo2", bin_dir=tmp_path).report.kinds[0].k_type == "turbo2_64"
+
+
 def test_another_cache_than_asked_is_a_failure(fake: FakeLlamaCpp, tmp_path: Path) -> None:
     fake.log = recorded("load-f16.log")
     with pytest.raises(CheckFailed, match=r"K was f16, not q8_0; V was f16, not turbo3"):

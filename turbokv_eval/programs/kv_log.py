@@ -27,6 +27,9 @@ _FALLBACK = re.compile(r"turbo operations fall back: ([^;\n]+); the cache is on 
 _FLASH = re.compile(r"flash_attn += (\w+)")
 # What the library decided; before the context that it decided it for.
 _CONDITIONING = re.compile(r"key conditioning: (?:.*, (?=\d+ layers, ))?(off, .*|\d+ layers, keys are .*)")
+# Every line about it; one that begins like this is followed by the context, of f32, that the keys are measured in.
+_CONDITIONING_LINE = re.compile(r"key conditioning: (.*)")
+_MEASURING = "measuring the keys"
 # The head dimension is not above 0 where layers differ in it, which llama.cpp does not rotate.
 _ROTATION = re.compile(r"attn_rot_([kv]) = (\d+), n_embd_head_k_all = (-?\d+)")
 
@@ -109,11 +112,22 @@ class KVReport:
 
 
 def parse_contexts(log: str) -> list[KVReport]:
-    """Every context that the log tells of, in order, but not the dry runs that only estimate memory."""
+    """Every context that the log tells of, in order.
+
+    Not the dry runs that only estimate memory, and not the contexts in which keys are measured for conditioning.
+    """
+    reports = []
     before, *sections = log.split("constructing llama_context")
-    said = [_CONDITIONING.findall(section) for section in (before, *sections[:-1])]
-    reports = [_parse(section, (lines or [""])[-1]) for section, lines in zip(sections, said, strict=False)]
+    for section in sections:
+        if not _last(_CONDITIONING_LINE, before).startswith(_MEASURING):
+            reports.append(_parse(section, _last(_CONDITIONING, before)))
+        before = section
     return [report for report in reports if report.caches and (report.buffers_mib > 0 or report.mib == 0)]
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str:
+    """The first group of the last match; empty without one."""
+    return (pattern.findall(text) or [""])[-1]
 
 
 def _parse(section: str, conditioning: str) -> KVReport:

@@ -9,10 +9,8 @@
 #include <filesystem>
 #include <stdexcept>
 
-static bool kv_layers_given = false;
-
 bool common_turbo_check(const std::string & path_model, const llama_model_params & mparams, const llama_context_params & cparams) {
-    if (!ggml_is_turbo(cparams.type_k) && !ggml_is_turbo(cparams.type_v) && !kv_layers_given && !getenv("LLAMA_KV_LAYERS")) {
+    if (!ggml_is_turbo(cparams.type_k) && !ggml_is_turbo(cparams.type_v) && !llama_kv_layers_active()) {
         return true;
     }
 
@@ -62,7 +60,6 @@ void common_kv_layers_set(const std::string & value) {
     if (!llama_kv_layers_set(value.c_str(), reason, sizeof(reason))) {
         throw std::invalid_argument(reason);
     }
-    kv_layers_given = true;
 }
 
 common_arg common_kv_layers_arg() {

@@ -25,6 +25,9 @@ extern "C" {
     // NULL or "": what the environment variable LLAMA_KV_LAYERS says, else none. False: reason holds one line, and nothing changed.
     LLAMA_API bool llama_kv_layers_set(const char * rules, char * reason, size_t reason_size);
 
+    // Whether any layer is given a type of its own, by llama_kv_layers_set or by the environment.
+    LLAMA_API bool llama_kv_layers_active(void);
+
     // Measures the keys of a model and writes a conditioning file.
     //   tokens     n_tokens ids of a text; or NULL for random ids, then n_tokens 0 means the default sample
     //   n_segment  tokens of one run from an empty cache; 0: as in the default sample

@@ -132,6 +132,10 @@ std::string llama_kv_layers_text() {
     return env ? env : "";
 }
 
+bool llama_kv_layers_active(void) {
+    return !llama_kv_layers_text().empty();
+}
+
 std::vector<llama_kv_layer_rule> llama_kv_layers() {
     return llama_kv_layers_parse(llama_kv_layers_text());
 }

@@ -1,15 +1,13 @@
 // Makes a key conditioning file ahead of time, from random tokens or from a text.
 
+#include "../kv-tools.h"
+
 #include "common.h"
 #include "llama-turbokv.h"
 #include "llama.h"
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <fstream>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,11 +29,6 @@ static const char * USAGE =
     "\n"
     "exit: 0 written, 1 could not be made, 2 usage\n";
 
-[[noreturn]] static void usage_error(const std::string & what) {
-    fprintf(stderr, "error: %s\n\n%s", what.c_str(), USAGE);
-    exit(2);
-}
-
 int main(int argc, char ** argv) {
     std::string path_model, path_out, path_text;
     int n_tokens = 0, n_segment = 0, n_span = 0, n_ctx = 0;
@@ -44,46 +37,29 @@ int main(int argc, char ** argv) {
 
     llama_model_params mparams = llama_model_default_params();
 
-    for (int i = 1; i < argc; ++i) {
-        const std::string arg = argv[i];
-        const auto value = [&]() -> std::string {
-            if (i + 1 >= argc) {
-                usage_error(arg + " needs a value");
-            }
-            return argv[++i];
-        };
-        const auto number = [&]() -> int {
-            const std::string s = value();
-            char * end = nullptr;
-            const long v = strtol(s.c_str(), &end, 10);
-            if (*end != '\0' || v < 0 || v > 1 << 24) {
-                usage_error(arg + ": '" + s + "' is no number it can use");
-            }
-            return (int) v;
-        };
-        if      (arg == "-m" || arg == "--model")   { path_model = value(); }
-        else if (arg == "-o" || arg == "--output")  { path_out   = value(); }
-        else if (arg == "-f" || arg == "--file")    { path_text  = value(); }
-        else if (arg == "-n" || arg == "--tokens")  { n_tokens   = number(); }
-        else if (arg == "-s" || arg == "--segment") { n_segment  = number(); }
-        else if (arg == "-p" || arg == "--span")    { n_span     = number(); }
-        else if (arg == "-c" || arg == "--ctx-size") { n_ctx     = number(); }
-        else if (arg == "-t" || arg == "--threads") { n_threads  = std::max(1, number()); }
-        else if (arg == "-ngl")                     { mparams.n_gpu_layers = number(); }
-        else if (arg == "-v")                       { verbose = true; }
-        else if (arg == "-h" || arg == "--help")    { printf("%s", USAGE); return 0; }
-        else                                        { usage_error("unknown argument " + arg); }
+    kv_arguments args(argc, argv, USAGE);
+    while (args.next()) {
+        if      (args.is("-m", "--model"))    { path_model = args.value(); }
+        else if (args.is("-o", "--output"))   { path_out   = args.value(); }
+        else if (args.is("-f", "--file"))     { path_text  = args.value(); }
+        else if (args.is("-n", "--tokens"))   { n_tokens   = args.number(0); }
+        else if (args.is("-s", "--segment"))  { n_segment  = args.number(0); }
+        else if (args.is("-p", "--span"))     { n_span     = args.number(0); }
+        else if (args.is("-c", "--ctx-size")) { n_ctx      = args.number(0); }
+        else if (args.is("-t", "--threads"))  { n_threads  = args.number(1); }
+        else if (args.is("-ngl"))             { mparams.n_gpu_layers = args.number(0); }
+        else if (args.is("-v"))               { verbose = true; }
+        else                                  { args.unknown(); }
     }
     if (path_model.empty() || path_out.empty()) {
-        usage_error(path_model.empty() ? "no model is named (-m)" : "no output file is named (-o)");
+        args.error(path_model.empty() ? "no model is named (-m)" : "no output file is named (-o)");
+    }
+    if (n_segment > 0 && n_tokens == 0 && path_text.empty()) {
+        args.error("-s without a text needs -n");
     }
 
     if (!verbose) {
-        llama_log_set([](ggml_log_level level, const char * text, void *) {
-            if (level >= GGML_LOG_LEVEL_WARN && level != GGML_LOG_LEVEL_CONT) {
-                fputs(text, stderr);
-            }
-        }, nullptr);
+        kv_quiet_log();
     }
     llama_backend_init();
     ggml_backend_load_all();
@@ -96,17 +72,14 @@ int main(int argc, char ** argv) {
 
     std::vector<llama_token> tokens;
     if (!path_text.empty()) {
-        std::ifstream f(path_text, std::ios::binary);
-        std::stringstream text;
-        if (!f || !(text << f.rdbuf())) {
-            fprintf(stderr, "error: the text %s cannot be read, or is empty\n", path_text.c_str());
+        try {
+            tokens = common_tokenize(llama_model_get_vocab(model), kv_read_text(path_text), true);
+        } catch (const std::runtime_error & err) {
+            fprintf(stderr, "error: %s\n", err.what());
             return 1;
         }
-        tokens = common_tokenize(llama_model_get_vocab(model), text.str(), true);
         tokens.resize(std::min<size_t>(tokens.size(), n_tokens > 0 ? n_tokens : 4096));
         n_tokens = (int) tokens.size();
-    } else if (n_segment > 0 && n_tokens == 0) {
-        usage_error("-s without a text needs -n");
     }
 
     llama_context_params cparams = llama_context_default_params();
