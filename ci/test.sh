@@ -35,5 +35,9 @@ step ctest "$bin/ctest" --test-dir build/cpu -L turbo --no-tests=error --output-
 step matrix sh ci/matrix.sh "$venv"
 step neon where_possible ci/neon.sh
 step cuda-check where_possible ci/cuda-check.sh
+# The bindings of the pinned release, for the live test of turbokv_eval.runtime.
+# shellcheck disable=SC2046
+step bindings "$bin/python" -m pip install --disable-pip-version-check --quiet \
+    $("$bin/python" -c 'from turbokv_eval import runtime; print(*runtime.bindings_requirement())')
 echo "== live" >&2
 exec "$bin/pytest" -q -m live tests

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from compare_world import recorded
 
-from turbokv_eval import runtime
+from turbokv_eval import fork, runtime
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
 from turbokv_eval.machine import assets, build
 from turbokv_eval.models.types import KVConfig
@@ -27,6 +27,7 @@ class FakeLlamaCpp(types.ModuleType):
         self.log = LOG
         self.error: Exception | None = None
         self.callbacks: list[Any] = []
+        self.__version__ = fork.load_pin(fork.Layout.default().source).version
         self._lib = types.SimpleNamespace(llama_turbo_check_model=object())
         self.made: list[Any] = []
         module = self
@@ -196,6 +197,13 @@ def test_a_library_without_the_types(fake: FakeLlamaCpp, tmp_path: Path) -> None
         runtime.load("m", "turbo3", bin_dir=tmp_path)
 
 
+def test_bindings_of_another_llama_cpp(fake: FakeLlamaCpp, tmp_path: Path) -> None:
+    fake.__version__ = "0.1.0"
+    with pytest.raises(MachineCannot, match=r"llama-cpp-python 0\.1\.0 is for another llama\.cpp .*pip install"):
+        runtime.load("m", "turbo3", bin_dir=tmp_path)
+    assert not fake.made
+
+
 def test_no_bindings_and_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", "")
@@ -205,7 +213,7 @@ def test_no_bindings_and_no_library(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "bin" / "libllama.so").write_bytes(b"")
     monkeypatch.delitem(sys.modules, "llama_cpp")
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(MachineCannot, match=r"pip install llama-cpp-python --config-settings"):
+    with pytest.raises(MachineCannot, match=r"pip install llama-cpp-python==[\d.]+ --config-settings"):
         runtime.load("m", "turbo3", bin_dir=tmp_path / "bin")
     assert os.environ["LLAMA_CPP_LIB_PATH"] == str(tmp_path / "bin")
 
@@ -220,9 +228,8 @@ def test_bindings_that_were_imported_before(fake: FakeLlamaCpp, tmp_path: Path) 
 
 @pytest.mark.live
 def test_the_real_bindings_with_our_library() -> None:
-    """Needs llama-cpp-python, installed without a library of its own."""
+    """Needs llama-cpp-python, which ci/test.sh installs."""
     runtime.use_library(build.default_bin())
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     try:
         model = assets.fetch(assets.MODEL)
     except MachineCannot as e:

@@ -21,6 +21,7 @@ from typing import Any
 
 from gguf import GGMLQuantizationType
 
+from turbokv_eval import fork
 from turbokv_eval.errors import BadInput, CheckFailed, MachineCannot
 from turbokv_eval.machine import build
 from turbokv_eval.models import memory
@@ -160,6 +161,16 @@ def llama_kwargs(spec: Spec) -> dict[str, Any]:
     return {**kwargs, **rest}
 
 
+def bindings_requirement() -> list[str]:
+    """What `pip install` is given for the llama-cpp-python that fits our library, without a library of its own."""
+    off = [f"--config-settings=cmake.define.{name}=OFF" for name in ("LLAMA_BUILD", "LLAVA_BUILD")]
+    return [f"llama-cpp-python=={_pinned_version()}", *off]
+
+
+def _pinned_version() -> str:
+    return fork.load_pin(fork.Layout.default().source).version
+
+
 def use_library(bin_dir: Path | None = None) -> Path:
     """Makes llama-cpp-python load the library of our build (`turbokv-eval build`); returns its folder.
 
@@ -191,14 +202,16 @@ def load(model: Path | str, spec: Spec, *, bin_dir: Path | None = None, **llama_
     config, rest = parse(spec)
     kwargs = {**llama_kwargs(spec), **llama_args}
     use_library(bin_dir)
+    way_out = f"install it without a library of its own, `pip install {' '.join(bindings_requirement())}`"
     try:
         llama_cpp = importlib.import_module("llama_cpp")
     except ImportError as e:
+        raise MachineCannot(f"llama-cpp-python cannot be imported ({e}): {way_out}") from e
+    if llama_cpp.__version__ != _pinned_version():
+        # Its structures are those of one llama.cpp: with another one, fields are read from wrong places.
         raise MachineCannot(
-            f"llama-cpp-python cannot be imported ({e}): install it without a library of its own, `pip install"
-            f" llama-cpp-python --config-settings=cmake.define.LLAMA_BUILD=OFF"
-            f" --config-settings=cmake.define.LLAVA_BUILD=OFF`"
-        ) from e
+            f"llama-cpp-python {llama_cpp.__version__} is for another llama.cpp than that of our library: {way_out}"
+        )
     if memory.FAMILIES.keys() & {config.k, config.v} and not hasattr(_library(llama_cpp), _FORK_SYMBOL):
         raise MachineCannot(
             f"the library in {os.environ[LIBRARY_VARIABLE]} is not the fork's: run `turbokv-eval build`"

@@ -127,7 +127,8 @@ def parse_contexts(log: str) -> list[KVReport]:
 
 def _last(pattern: re.Pattern[str], text: str) -> str:
     """The first group of the last match; empty without one."""
-    return (pattern.findall(text) or [""])[-1]
+    found: list[str] = pattern.findall(text)
+    return found[-1] if found else ""
 
 
 def _parse(section: str, conditioning: str) -> KVReport:
