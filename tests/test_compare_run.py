@@ -16,6 +16,8 @@ import pytest
 from compare_world import World, fails, invoke, recorded, write_model
 
 from turbokv_eval.machine import assets
+from turbokv_eval.machine.others import Watch
+from turbokv_eval.machine.provenance import cpu_count
 
 
 @pytest.fixture
@@ -95,6 +97,17 @@ def test_reference_with_flash_attention_is_none(world: World) -> None:
     world.reply(reference_f32={"text": log})
     assert invoke(*world.args()).exit_code != 0
     assert "quality f16" not in world.calls
+
+
+@pytest.mark.parametrize(("others", "noted"), [(0.04, False), (0.06, True), (None, False)])
+def test_speeds_that_others_disturbed_are_noted(
+    world: World, monkeypatch: pytest.MonkeyPatch, others: float | None, noted: bool
+) -> None:
+    monkeypatch.setattr(Watch, "cpus", lambda self, ours: others and others * cpu_count())
+    result = invoke(*world.args("--rounds", "2", "--no-quality"))
+    assert result.exit_code == 0, result.stdout
+    assert ("during 6 of 6 speed runs" in " ".join(result.stdout.split())) is noted
+    assert world.document["rows"][0]["speed"][0]["other_cpus"] == [others and round(others * cpu_count(), 3)] * 2
 
 
 def test_a_speed_run_that_measures_keys_first(world: World) -> None:

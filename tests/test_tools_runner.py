@@ -3,8 +3,10 @@
 import io
 import sys
 import time
+from collections import namedtuple
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -40,6 +42,24 @@ def test_output_comes_while_the_program_runs() -> None:
         on_output=lambda _: times.append(time.monotonic() - began),
     )
     assert times[0] < time.monotonic() - began - 0.4
+
+
+def test_what_others_used_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    Times = namedtuple("Times", "user system idle iowait guest")
+    began, own = time.monotonic(), time.process_time()
+    # Others take 10 seconds of processor time, our program what it takes (next to nothing); waiting does not count.
+    readings = iter([Times(0.0, own, 5.0, 1.0, 0.5), Times(8.0, own + 2.0, 9.0, 4.0, 0.5)])
+    monkeypatch.setattr(psutil, "cpu_times", lambda: next(readings))
+    used = runner.run(python("import time; time.sleep(0.5)")).other_cpus
+    least = 9.5 / (time.monotonic() - began)
+    assert used is not None
+    assert least < used < 10 / 0.5
+
+    def refuse() -> None:
+        raise OSError
+
+    monkeypatch.setattr(psutil, "cpu_times", refuse)
+    assert runner.run(python("pass")).other_cpus is None
 
 
 def test_a_program_that_does_not_end_is_stopped() -> None:

@@ -27,6 +27,9 @@ from turbokv_eval.progress import Meter
 from turbokv_eval.results import chunk_statistics, schema
 from turbokv_eval.results.recommend import recommend
 
+# Share of the processors that others may keep busy during a speed run before it is called disturbed.
+_DISTURBED = 0.05
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -68,7 +71,7 @@ class Comparison:
             raise BadInput(
                 f"{self.settings.model.path} has SHA-256 {found}, not {wanted}: it is another file, or damaged"
             )
-        self._note_conditions()
+        self._note_long_contexts()
         # Saved first, so that a folder that cannot take the result is found out before the work.
         self.store.save(self.document)
         steps = self._plan()
@@ -94,6 +97,7 @@ class Comparison:
             self.store.keep_references = isinstance(e, MachineCannot)
             self._finish("failed", e.message)
             raise
+        self._note_disturbed_speeds()
         for evaluation in self._evaluations:
             evaluation.judge_twins()
         for row in self.document["rows"]:
@@ -186,8 +190,9 @@ class Comparison:
             return
         entry = next((entry for entry in row["speed"] if entry["depth"] == depth), None)
         if entry is None:
-            entry = {"depth": depth, "prompt": {"rounds": []}, "generation": {"rounds": []}}
+            entry = {"depth": depth, "prompt": {"rounds": []}, "generation": {"rounds": []}, "other_cpus": []}
             row["speed"].append(entry)
+        entry["other_cpus"].append(None if done.other_cpus is None else round(done.other_cpus, 3))
         for m in found:
             side = entry[m.kind]
             side["rounds"].append(list(m.samples))
@@ -200,11 +205,25 @@ class Comparison:
         self.document["notes"].append(text)
         self.meter.say(f"note: {text}")
 
-    def _note_conditions(self) -> None:
+    def _note_disturbed_speeds(self) -> None:
+        cpus = self.document["host"]["cpus"]
+        runs = [
+            (others, f"{row['label']} at depth {entry['depth']}")
+            for row in self.document["rows"]
+            for entry in row["speed"]
+            for others in entry["other_cpus"]
+            if others is not None
+        ]
+        disturbed = [run for run in runs if run[0] > _DISTURBED * cpus]
+        if disturbed:
+            others, run = max(disturbed)
+            self._note(
+                f"others kept more than {100 * _DISTURBED:.0f} % of the processors busy during {len(disturbed)} of"
+                f" {len(runs)} speed runs, at most {others:.2f} of {cpus} ({run}): such speeds are too low"
+            )
+
+    def _note_long_contexts(self) -> None:
         s = self.settings
-        load, cpus = self.document["host"]["load_average_at_start"], self.document["host"]["cpus"]
-        if s.speed and load is not None and load > 0.5 * cpus:
-            self._note(f"the machine was busy at the start (load {load} on {cpus} processors): speeds may be too low")
         longest = max(
             [
                 *(s.contexts if s.quality else ()),

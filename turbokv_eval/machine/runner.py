@@ -9,9 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from turbokv_eval.errors import MachineCannot
+from turbokv_eval.machine.others import Watch
+
+if TYPE_CHECKING:
+    import resource  # not on Windows
 
 OnOutput = Callable[[str], None]
 
@@ -25,6 +29,7 @@ class Result:
     """A finished run. Wall-clock seconds; output decoded as UTF-8 with replacement characters.
 
     peak_rss: bytes, the largest resident set of the program; 0 where the system does not tell.
+    other_cpus: processors that others kept busy meanwhile, on average; None where the system does not tell.
     """
 
     argv: tuple[str, ...]
@@ -33,6 +38,7 @@ class Result:
     stderr: str
     seconds: float
     peak_rss: int = 0
+    other_cpus: float | None = None
 
     @property
     def output(self) -> str:
@@ -66,6 +72,7 @@ def run(
     """
     args = tuple(str(arg) for arg in argv)
     began = time.monotonic()
+    watch = Watch()
     with ExitStack() as stack:
         sink: BinaryIO | None = None
         if log is not None:
@@ -88,7 +95,7 @@ def run(
             raise MachineCannot(f"cannot start {args[0]}: {e.strerror}") from e
         try:
             chunks = _pump(process, sink, on_output, None if timeout is None else began + timeout, args[0])
-            returncode, peak_rss = _wait(process)
+            returncode, usage = _wait(process)
         except BaseException:
             _end(process)
             raise
@@ -100,17 +107,21 @@ def run(
         with log.open("ab") as end:
             end.write(f"\nkilled by signal {-returncode}\n".encode())
     stdout, stderr = (b"".join(chunks[name]).decode("utf-8", errors="replace") for name in ("stdout", "stderr"))
-    return Result(args, returncode, stdout, stderr, time.monotonic() - began, peak_rss)
+    seconds = time.monotonic() - began
+    if usage is None:
+        return Result(args, returncode, stdout, stderr, seconds)
+    # kilobytes, but bytes on macOS
+    peak_rss = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Result(args, returncode, stdout, stderr, seconds, peak_rss, watch.cpus(usage.ru_utime + usage.ru_stime))
 
 
-def _wait(process: "subprocess.Popen[bytes]") -> tuple[int, int]:
-    """Exit status as Popen gives it, and the peak resident set in bytes."""
+def _wait(process: "subprocess.Popen[bytes]") -> tuple[int, "resource.struct_rusage | None"]:
+    """Exit status as Popen gives it, and what the program used; None where the system does not tell."""
     if not hasattr(os, "wait4"):
-        return process.wait(), 0
+        return process.wait(), None
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    # kilobytes, but bytes on macOS
-    return process.returncode, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return process.returncode, usage
 
 
 def _pump(
