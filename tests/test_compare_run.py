@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 from compare_world import World, fails, invoke, recorded, write_model
 
+from turbokv_eval.comparison.settings import Settings
 from turbokv_eval.machine import assets
 from turbokv_eval.machine.others import Watch
 from turbokv_eval.machine.provenance import cpu_count
+from turbokv_eval.models.gguf_info import read_model
 
 
 @pytest.fixture
@@ -67,6 +69,28 @@ def test_speed_rounds_are_interleaved_and_medians_taken(world: World) -> None:
     assert len(prompt["rounds"]) == 2
     assert prompt["median"] == pytest.approx((494.225 + 468.626) / 2, abs=0.001)
     assert (prompt["min"], prompt["max"]) == (468.626, 494.225)
+
+
+def test_the_depths_of_a_type_follow_each_other(world: World) -> None:
+    invoke(*world.args("--no-quality", "--types", "f16,q8_0/turbo3", "--depths", "0,512", "--rounds", "1"))
+    assert world.calls[2:] == ["speed f16 0", "speed f16 512", "speed q8_0-turbo3 0", "speed q8_0-turbo3 512"]
+
+
+@pytest.mark.parametrize(
+    ("depths", "rounds", "expected"),
+    [
+        # a depth that has one round has it in the middle
+        ((0, 4096), None, [[(0, 1)], [(0, 2), (4096, 1)], [(0, 3)]]),
+        ((4096,), None, [[(4096, 1)]]),
+        ((0, 512, 8192), 2, [[(0, 1), (512, 1), (8192, 1)], [(0, 2), (512, 2), (8192, 2)]]),
+        ((), None, []),
+    ],
+)
+def test_rounds_of_speed(
+    tmp_path: Path, depths: tuple[int, ...], rounds: int | None, expected: list[list[tuple[int, int]]]
+) -> None:
+    model = read_model(write_model(tmp_path / "m.gguf"))
+    assert Settings((), model, (), tmp_path, depths=depths, rounds=rounds).speed_rounds() == expected
 
 
 def test_without_speed(world: World) -> None:

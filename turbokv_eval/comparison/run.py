@@ -135,14 +135,16 @@ class Comparison:
             steps += [*most, replace(last, then=evaluation.close)]
         steps += [_Step(*step) for generation in self._generations for step in generation.steps()]
         if s.speed:
-            for depth in s.depths:
-                for number in range(1, s.rounds_at(depth) + 1):
-                    weight = 3 * depth + s.repetitions * (bench.N_PROMPT + 4 * bench.N_GEN) + bench.N_PROMPT
-                    name = f"speed at depth {depth}, round {number}"
-                    steps += [
-                        _Step(f"{name}, {config.label}", weight, _bind(self._speed, config, row, depth, number))
-                        for config, row in rows
-                    ]
+            steps += [
+                _Step(
+                    f"speed at depth {depth}, round {number}, {config.label}",
+                    3 * depth + s.repetitions * (bench.N_PROMPT + 4 * bench.N_GEN) + bench.N_PROMPT,
+                    _bind(self._speed, config, row, depth, number),
+                )
+                for pairs in s.speed_rounds()
+                for config, row in rows
+                for depth, number in pairs
+            ]
         return steps
 
     def _probe(self, config: KVConfig, row: dict[str, Any], share: OnShare) -> None:

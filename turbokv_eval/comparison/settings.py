@@ -61,3 +61,16 @@ class Settings:
     def rounds_at(self, depth: int) -> int:
         """Rounds of speed at a depth of that many tokens."""
         return self.rounds or (_ROUNDS if depth <= _DEEP else 1)
+
+    def speed_rounds(self) -> list[list[tuple[int, int]]]:
+        """What each type runs in each round, before the next type does: (depth, number of the round at that depth).
+
+        All depths of a type follow each other, as their differences are taken: a machine that becomes slower or faster
+        within minutes then does so for both. A depth with fewer rounds than another has them in the middle.
+        """
+        most = max(map(self.rounds_at, self.depths), default=0)
+        first = {depth: (most - self.rounds_at(depth)) // 2 for depth in self.depths}
+        return [
+            [(depth, at - first[depth]) for depth in self.depths if 0 < at - first[depth] <= self.rounds_at(depth)]
+            for at in range(1, most + 1)
+        ]
