@@ -120,7 +120,7 @@ def compare_command(selftest: bool, **options: Any) -> None:
     """What each cache type costs and keeps, on a real model: size, perplexity, KL divergence, generation, speed.
 
     Prints tables; the folder of results gets compare.json (all numbers and where they came from), compare.txt and the
-    log of every run. About 12 minutes with the defaults on 2 processors.
+    log of every run. About 10 minutes with the defaults on 2 processors.
     """
     if selftest:
         _selftest(options)
