@@ -221,7 +221,7 @@ class Comparison:
             others, run = max(disturbed)
             self._note(
                 f"others kept more than {100 * _DISTURBED:.0f} % of the processors busy during {len(disturbed)} of"
-                f" {len(runs)} speed runs, at most {others:.2f} of {cpus} ({run}): such speeds are too low"
+                f" {len(runs)} speed runs, at most {others:.2f} of {cpus} ({run}): such speeds may be too low"
             )
 
     def _note_long_contexts(self) -> None:

@@ -25,11 +25,11 @@ _BUFFER = re.compile(r"(\S+) KV buffer size = +([\d.]+) MiB")
 # Printed by the fork only: the operations on the cache that its device has no kernels for.
 _FALLBACK = re.compile(r"turbo operations fall back: ([^;\n]+); the cache is on (\S+),")
 _FLASH = re.compile(r"flash_attn += (\w+)")
-# What the library decided; before the context that it decided it for.
-_CONDITIONING = re.compile(r"key conditioning: (?:.*, (?=\d+ layers, ))?(off, .*|\d+ layers, keys are .*)")
-# Every line about it; one that begins like this is followed by the context, of f32, that the keys are measured in.
-_CONDITIONING_LINE = re.compile(r"key conditioning: (.*)")
+# What the library decided; before the context that it decided it for. Or that the context, of f32, is for measuring.
 _MEASURING = "measuring the keys"
+_CONDITIONING = re.compile(
+    rf"key conditioning: (?:.*, (?=\d+ layers, ))?(off, .*|\d+ layers, keys are .*|{_MEASURING})"
+)
 # The head dimension is not above 0 where layers differ in it, which llama.cpp does not rotate.
 _ROTATION = re.compile(r"attn_rot_([kv]) = (\d+), n_embd_head_k_all = (-?\d+)")
 
@@ -119,16 +119,11 @@ def parse_contexts(log: str) -> list[KVReport]:
     reports = []
     before, *sections = log.split("constructing llama_context")
     for section in sections:
-        if not _last(_CONDITIONING_LINE, before).startswith(_MEASURING):
-            reports.append(_parse(section, _last(_CONDITIONING, before)))
+        said = _CONDITIONING.findall(before)
+        if said[-1:] != [_MEASURING]:
+            reports.append(_parse(section, said[-1] if said else ""))
         before = section
     return [report for report in reports if report.caches and (report.buffers_mib > 0 or report.mib == 0)]
-
-
-def _last(pattern: re.Pattern[str], text: str) -> str:
-    """The first group of the last match; empty without one."""
-    found: list[str] = pattern.findall(text)
-    return found[-1] if found else ""
 
 
 def _parse(section: str, conditioning: str) -> KVReport:

@@ -10,9 +10,9 @@
 #include "llama-model.h"
 #include "llama-turbo-archs.h"
 #include "llama-turbokv.h"
+#include "llama-turbokv-file.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -20,13 +20,6 @@
 #include <filesystem>
 #include <mutex>
 #include <stdexcept>
-
-#ifdef _WIN32
-#include <process.h>
-#define getpid _getpid
-#else
-#include <unistd.h>
-#endif
 
 namespace fs = std::filesystem;
 
@@ -150,19 +143,11 @@ bool llama_kv_condition::maps(uint32_t il, std::vector<float> & scale, std::vect
 
 namespace {
 
-struct fnv1a {
-    uint64_t h = 0xcbf29ce484222325ull;
+struct fnv1a : llama_fnv1a64 {
+    using llama_fnv1a64::add;
 
-    void add(const void * data, size_t size) {
-        const uint8_t * p = (const uint8_t *) data;
-        for (size_t i = 0; i < size; ++i) {
-            h = (h ^ p[i]) * 0x100000001b3ull;
-        }
-    }
     void add(const std::string & s) { add(s.data(), s.size()); add("", 1); }
     template <typename T> void add_value(const T & v) { add(&v, sizeof(v)); }
-
-    std::string hex() const { return format("%016llx", (unsigned long long) h); }
 };
 
 } // namespace
@@ -252,20 +237,7 @@ static void save(const std::string & path, const llama_kv_condition & cond, cons
         }
     }
 
-    // aside, then renamed: a reader never sees half a file, and of two writers the last one wins
-    const std::string tmp = path + format(".%d.part", (int) getpid());
-    if (!gguf_write_to_file(gguf.get(), tmp.c_str(), false)) {
-        std::error_code ec;
-        fs::remove(tmp, ec);
-        throw std::runtime_error(format("%s cannot be written (%s)", path.c_str(), strerror(errno)));
-    }
-    std::error_code ec;
-    fs::rename(tmp, path, ec);
-    if (ec) {
-        const std::string reason = ec.message();
-        fs::remove(tmp, ec);
-        throw std::runtime_error(format("%s cannot be written (%s)", path.c_str(), reason.c_str()));
-    }
+    llama_turbokv_write_file(gguf.get(), path);
 }
 
 // Throws std::runtime_error with the reason, without the path.

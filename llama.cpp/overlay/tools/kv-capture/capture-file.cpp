@@ -4,6 +4,7 @@
 
 #include "ggml-cpp.h"
 #include "gguf.h"
+#include "llama-turbokv-file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,13 +12,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-
-#ifdef _WIN32
-#include <process.h>
-#define getpid _getpid
-#else
-#include <unistd.h>
-#endif
 
 namespace fs = std::filesystem;
 
@@ -28,16 +22,12 @@ static std::string fnv1a64(const std::string & path) {
     if (!f) {
         kv_fail("%s cannot be read (%s)", path.c_str(), strerror(errno));
     }
-    uint64_t h = 0xcbf29ce484222325ull;
+    llama_fnv1a64 hash;
     std::vector<char> buf(1 << 20);
     while (f.read(buf.data(), (std::streamsize) buf.size()), f.gcount() > 0) {
-        for (std::streamsize i = 0; i < f.gcount(); ++i) {
-            h = (h ^ (uint8_t) buf[i]) * 0x100000001b3ull;
-        }
+        hash.add(buf.data(), (size_t) f.gcount());
     }
-    char hex[17];
-    snprintf(hex, sizeof(hex), "%016llx", (unsigned long long) h);
-    return hex;
+    return hash.hex();
 }
 
 static ggml_tensor * add_tensor(ggml_context * ctx, gguf_context * gguf, ggml_type type, const std::string & name, const std::vector<float> & data, int64_t ne0, int64_t ne1, int64_t ne2) {
@@ -129,19 +119,5 @@ void save_capture(const std::string & path, const capture_info & info, const col
         }
     }
 
-    // aside, then renamed: a reader never sees half a file
-    const std::string tmp = path + "." + std::to_string((int) getpid()) + ".part";
-    std::error_code ec;
-    errno = 0;
-    if (!gguf_write_to_file(gguf.get(), tmp.c_str(), false)) {
-        const std::string reason = errno ? strerror(errno) : "unknown reason";
-        fs::remove(tmp, ec);
-        kv_fail("%s cannot be written (%s)", path.c_str(), reason.c_str());
-    }
-    fs::rename(tmp, path, ec);
-    if (ec) {
-        const std::string reason = ec.message();
-        fs::remove(tmp, ec);
-        kv_fail("%s cannot be written (%s)", path.c_str(), reason.c_str());
-    }
+    llama_turbokv_write_file(gguf.get(), path);
 }
