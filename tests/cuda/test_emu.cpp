@@ -96,15 +96,27 @@ int main() {
     words(bytes, out, 20, planted::misaligned);
     expect("misaligned word", "misaligned", true);
 
-    // traffic: every byte of x once; 150 floats are 18.75 sectors
-    emu::reset_traffic();
-    reverse_rows(x, y, n, planted::none);
-    emu::take_faults();
-    if (emu::instrumented()) {
+    // traffic: every byte of x once; 150 floats are 18.75 sectors. A large L2 cache keeps x for the second launch, and y, which was never loaded,
+    // for the third; one of 4 lines has lost x by then, and what of y does not fit.
+    const size_t large = emu::device.l2;
+    for (size_t l2 : { large, (size_t) 4*128 }) {
+        if (!emu::instrumented()) {
+            break;
+        }
+        emu::device.l2 = l2;
+        emu::reset_traffic();
+        reverse_rows(x, y, n, planted::none);
         const auto r = emu::traffic_of(x).read, w = emu::traffic_of(y).write;
-        check::that(r.requested == 600 && r.by_block == 600 && r.sectors == 608, "traffic of x: %d %d %d", (int) r.requested, (int) r.by_block, (int) r.sectors);
-        check::that(w.requested == 600 && w.by_block == 600 && w.sectors == 608, "traffic of y: %d %d %d", (int) w.requested, (int) w.by_block, (int) w.sectors);
+        check::that(r.requested == 600 && r.by_block == 600 && r.dram == 608, "traffic of x: %d %d %d", (int) r.requested, (int) r.by_block, (int) r.dram);
+        check::that(w.requested == 600 && w.by_block == 600 && w.dram == 608, "traffic of y: %d %d %d", (int) w.requested, (int) w.by_block, (int) w.dram);
+        reverse_rows(x, y, n, planted::none);
+        reverse_rows(y, x, n, planted::none);
+        const auto again = emu::traffic_of(x).read, y_read = emu::traffic_of(y).read;
+        check::that(again.by_block == 1200 && again.dram == (l2 == large ? 608 : 1216), "x, read again: %d %d", (int) again.by_block, (int) again.dram);
+        check::that(y_read.by_block == 600 && (l2 == large ? y_read.dram == 0 : y_read.dram >= 608 - 512), "y, read back: %d %d", (int) y_read.by_block, (int) y_read.dram);
+        check::no_faults("traffic");
     }
+    emu::device.l2 = large;
 
     // tensor core instructions
     ggml_fp16_t * a = (ggml_fp16_t *) emu::dev_alloc(256*2, "a"), * b = (ggml_fp16_t *) emu::dev_alloc(128*2, "b");

@@ -13,9 +13,9 @@ namespace emu {
 enum class order { forward, reverse, shuffled };
 void set_order(order o, unsigned seed = 1);
 
-// Device properties that kernels' launch code reads: by default EMU_ARCH, 4 multiprocessors, 2 resident blocks on each. And whether kernels
-// flush subnormal floats to zero, as those do that nvcc compiles with -use_fast_math: by default no.
-struct device_props { int cc, nsm, blocks_per_sm; bool flush_subnormals; };
+// Device properties that kernels' launch code reads: by default EMU_ARCH, 4 multiprocessors, 2 resident blocks on each. Whether kernels
+// flush subnormal floats to zero, as those do that nvcc compiles with -use_fast_math: by default no. And the bytes of the L2 cache.
+struct device_props { int cc, nsm, blocks_per_sm; bool flush_subnormals; size_t l2; };
 extern device_props device;
 
 // Device memory: 256-byte aligned, filled with 0xFF (NaN as f16 and f32), guard zones on both sides. It ends exactly at n bytes.
@@ -38,9 +38,10 @@ bool instrumented();
 // Traffic of one buffer since reset_traffic(), instrumented builds only.
 //   requested: bytes of all loads or stores of all threads
 //   by_block:  bytes that a block touches at least once, summed over blocks: what reaches the multiprocessors if a block's repeats hit its L1
-//   sectors:   32-byte sectors touched at least once in a launch, in bytes, summed over launches: what leaves DRAM if blocks' repeats hit L2
+//   dram:      bytes that an L2 cache of device.l2 bytes, empty at reset_traffic(), reads from DRAM and writes back to it (emu_l2.h); what it
+//              still holds in the end will be written back, and is counted
 struct traffic {
-    struct direction { uint64_t requested = 0, by_block = 0, sectors = 0; } read, write;
+    struct direction { uint64_t requested = 0, by_block = 0, dram = 0; } read, write;
 };
 void    reset_traffic();
 traffic traffic_of(const void * p); // p anywhere in the buffer

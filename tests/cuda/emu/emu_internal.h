@@ -3,6 +3,7 @@
 // What the parts of the emulator share: the running thread, the arena of shared memory, device buffers. No kernel sees this.
 
 #include "emu.h"
+#include "emu_l2.h"
 
 #include <cstdint>
 #include <map>
@@ -31,7 +32,7 @@ struct buffer {
     bool temporary;           // from the pool: contents are undefined until written
     unsigned char * base;     // of the allocation
     std::vector<global_shadow> shadow;            // a byte each, made at the first access
-    std::vector<uint64_t> block_seen[2], launch_seen[2]; // [write]: last block that touched the byte, last launch that touched the sector
+    std::vector<uint64_t> block_seen[2]; // [write]: last block that touched the byte
     traffic counts;
 };
 
@@ -47,6 +48,7 @@ struct fiber {
 
 extern fiber * current; // null outside of kernels
 extern uint64_t block_time, block_began, launch_began, launch_serial, block_serial;
+extern l2_cache l2;
 extern std::vector<uint32_t> warp_time;
 extern unsigned char * stacks;
 extern unsigned char * arena;   // below 4 GiB: shared addresses fit 32 bits, as on the device

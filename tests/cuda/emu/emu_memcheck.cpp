@@ -137,12 +137,8 @@ void check_global(buffer & b, uintptr_t p, size_t n, bool write, uintptr_t pc) {
     if (b.shadow.empty()) {
         b.shadow.resize(size);
     }
-    auto & seen   = b.block_seen[write];
-    auto & sector = b.launch_seen[write];
-    if (seen.empty()) {
-        seen.resize(size);
-        sector.resize(size/32 + 1);
-    }
+    auto & seen = b.block_seen[write];
+    seen.resize(size);
     traffic::direction & c = write ? b.counts.write : b.counts.read;
     c.requested += n;
     for (size_t i = at; i < at + n; ++i) {
@@ -151,11 +147,8 @@ void check_global(buffer & b, uintptr_t p, size_t n, bool write, uintptr_t pc) {
             c.by_block++;
         }
     }
-    for (size_t i = at/32; i <= (at + n - 1)/32; ++i) {
-        if (sector[i] != launch_serial) {
-            sector[i] = launch_serial;
-            c.sectors += 32;
-        }
+    for (uintptr_t s = p/l2_cache::SECTOR*l2_cache::SECTOR; s < p + n; s += l2_cache::SECTOR) {
+        c.dram += (write ? l2.store(s) : l2.load(s)) ? l2_cache::SECTOR : 0;
     }
 
     const char * verb = nullptr;

@@ -30,10 +30,11 @@ dim3  blockDim, gridDim;
 
 namespace emu {
 
-device_props device = { EMU_ARCH, 4, 2, false };
+device_props device = { EMU_ARCH, 4, 2, false, 4 << 20 };
 
 fiber * current = nullptr;
 uint64_t block_time = 0, block_began = 0, launch_began = 0, launch_serial = 0, block_serial = 0;
+l2_cache l2;
 std::vector<uint32_t> warp_time;
 unsigned char * stacks = nullptr;
 unsigned char * arena  = nullptr;
@@ -453,7 +454,7 @@ buffer * find_buffer(uintptr_t p, bool with_guard) {
 static void add(traffic::direction & a, const traffic::direction & b) {
     a.requested += b.requested;
     a.by_block  += b.by_block;
-    a.sectors   += b.sectors;
+    a.dram      += b.dram;
 }
 
 void dev_free(void * p) {
@@ -528,6 +529,7 @@ void reset_traffic() {
         b->counts = {};
     }
     pool_counts = {};
+    l2.reset(device.l2);
 }
 
 traffic traffic_of(const void * p) {

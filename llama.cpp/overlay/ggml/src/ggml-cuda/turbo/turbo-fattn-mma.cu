@@ -1,6 +1,6 @@
 // Attention of many query rows on packed keys and values with tensor cores (Ampere and later): the prompt kernel.
 //
-// Grid      x: row blocks, last first (in a causal mask they have the most keys), y: runs of keys, z: KV heads times streams. A warp has 16 query rows.
+// Grid      x: row blocks, last first (in a causal mask they have the most keys), y: KV heads times streams, z: runs of keys. A warp has 16 query rows.
 // Tile      KT keys and values are decoded to f16 in shared memory, for all rows of the block: what exists of the history outside of the packed cache
 //           is one tile a block. f16 is what an f16 cache holds; sums are f32.
 // Layout    m16n8k16 fragments are read with plain 32-bit loads: K as rows [key][channel], V as pairs of keys [key/2][channel][2], so that both halves
@@ -135,9 +135,9 @@ static __global__ void __launch_bounds__(32*mma_shape<D>::warps, D == 128 ? 1 : 
     const int gc   = lane % 4; // pair of columns
 
     const int row0    = (gridDim.x - 1 - blockIdx.x)*RT;
-    const int split   = blockIdx.y;
-    const int head_kv = blockIdx.z % a.n_head_kv;
-    const int stream  = blockIdx.z / a.n_head_kv;
+    const int head_kv = blockIdx.y % a.n_head_kv;
+    const int stream  = blockIdx.y / a.n_head_kv;
+    const int split   = blockIdx.z;
 
     const int last_row = min(row0 + RT, a.rows) - 1;
     const int token0   = row0/a.group;
@@ -365,7 +365,7 @@ static void launch(const turbo_fattn_args & a, cudaStream_t stream) {
     const size_t shared = sizeof(half)*(2*KT*(D + 8) + mma_tokens(RT, a.group)*(KT + 8));
     CUDA_CHECK(cudaFuncSetAttribute(turbo_fattn_mma<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) shared));
 
-    const dim3 grid((a.rows + RT - 1)/RT, a.n_split, a.n_head_kv*a.n_stream);
+    const dim3 grid((a.rows + RT - 1)/RT, a.n_head_kv*a.n_stream, a.n_split);
     turbo_fattn_mma<D><<<grid, 32*mma_shape<D>::warps, shared, stream>>>(a);
 }
 

@@ -1,6 +1,6 @@
 // Attention of many query rows on packed keys and values: where there are no tensor cores for it (turbo-fattn-mma.cu).
 //
-// Grid      x: row blocks, last first (in a causal mask they have the most keys), y: runs of keys, z: KV heads times streams. 128 threads.
+// Grid      x: row blocks, last first (in a causal mask they have the most keys), y: KV heads times streams, z: runs of keys. 128 threads.
 // Tile      KT keys are decoded to f32 in shared memory, then KT values into the same place: what exists of the history outside of the packed
 //           cache is one tile a block. RT query rows lie beside it.
 // Threads   16 x 8. Scores: RPT rows x KPT keys a thread, 4 channels at a time. Output: RPT rows x 4*NG columns a thread, 4 keys at a time. Rows of K are 4
@@ -102,9 +102,9 @@ static __global__ void __launch_bounds__(TILE_THREADS, 3) turbo_fattn_tile(const
     const int ty = threadIdx.x / 16;
 
     const int row0    = (gridDim.x - 1 - blockIdx.x)*RT;
-    const int split   = blockIdx.y;
-    const int head_kv = blockIdx.z % a.n_head_kv;
-    const int stream  = blockIdx.z / a.n_head_kv;
+    const int head_kv = blockIdx.y % a.n_head_kv;
+    const int stream  = blockIdx.y / a.n_head_kv;
+    const int split   = blockIdx.z;
 
     turbo_write_levels(levels_k, a.k.format, threadIdx.x);
     turbo_write_levels(levels_v, a.v.format, threadIdx.x);
@@ -316,7 +316,7 @@ static void launch(const turbo_fattn_args & a, cudaStream_t stream) {
     const size_t shared = sizeof(float)*(RT*a.k.d + KT*stride + RT*KT + KT*max_blocks_of_row(a));
     CUDA_CHECK(cudaFuncSetAttribute(turbo_fattn_tile<RPT, KPT, NG>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int) shared));
 
-    const dim3 grid((a.rows + RT - 1)/RT, a.n_split, a.n_head_kv*a.n_stream);
+    const dim3 grid((a.rows + RT - 1)/RT, a.n_head_kv*a.n_stream, a.n_split);
     turbo_fattn_tile<RPT, KPT, NG><<<grid, TILE_THREADS, shared, stream>>>(a, stride);
 }
 

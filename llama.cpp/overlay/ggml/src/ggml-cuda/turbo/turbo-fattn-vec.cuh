@@ -2,9 +2,10 @@
 
 // Attention of up to R query rows of a KV head, straight from the packed blocks: the decode kernel.
 //
-// Grid      x: runs of keys, y: row blocks, z: KV heads times streams. 8 or 12 warps a block, each with its own online softmax over its share of the
-//           tiles of 32 keys; no barrier before the end, where the results are merged. A run is long, a tile for every warp, because queries are read,
-//           and partial results written and read again, once a run: with 4 warps a block that was a third of the bytes at 4096 keys.
+// Grid      x: KV heads times streams, y: row blocks, z: runs of keys. Heads come first, because the rows of all heads of a key lie together, and share
+//           sectors and cache lines: what one block fetches another finds in L2. 8 or 12 warps a block, each with its own online softmax over its share
+//           of the tiles of 32 keys; no barrier before the end, where the results are merged. A run is long, a tile for every warp, because queries are
+//           read, and partial results written and read again, once a run: with 4 warps a block that was a third of the bytes at 4096 keys.
 // Lanes     LPK lanes share a key, each with C of its values (CK times: 576 is 36 chunks of 16), so a warp scores 32/LPK keys at a time. A lane keeps
 //           its part of R queries and of R output rows in registers: C*R*(CK + 1). It reads its own codes, 16 bits at a time as the blocks are aligned
 //           no better; the scale of a block is read by one lane and shuffled. So every packed byte is read once a row block.
@@ -142,10 +143,10 @@ turbo_fattn_vec(const turbo_fattn_args a) {
     const int part  = lane % LPK; // of a key
     const int which = lane / LPK; // key
 
-    const int split   = blockIdx.x;
+    const int head_kv = blockIdx.x % a.n_head_kv;
+    const int stream  = blockIdx.x / a.n_head_kv;
     const int row0    = blockIdx.y*R;
-    const int head_kv = blockIdx.z % a.n_head_kv;
-    const int stream  = blockIdx.z / a.n_head_kv;
+    const int split   = blockIdx.z;
 
     const int n_rows = min(R, a.rows - row0);
 
@@ -424,7 +425,7 @@ turbo_fattn_vec(const turbo_fattn_args a) {
 
 template <turbo_kind KK, turbo_kind KV, typename SHAPE>
 static void turbo_fattn_vec_launch(const turbo_fattn_args & a, SHAPE, cudaStream_t stream) {
-    const dim3 grid(a.n_split, (a.rows + SHAPE::R - 1)/SHAPE::R, a.n_head_kv*a.n_stream);
+    const dim3 grid(a.n_head_kv*a.n_stream, (a.rows + SHAPE::R - 1)/SHAPE::R, a.n_split);
     turbo_fattn_vec<KK, KV, SHAPE::LPK, SHAPE::CK, SHAPE::C, SHAPE::R><<<grid, 32*SHAPE::warps, 0, stream>>>(a);
 }
 
