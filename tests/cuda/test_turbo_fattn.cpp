@@ -1,4 +1,4 @@
-// Proves of the turbo attention kernels on the CPU, against double precision on the decoded cache: an error of at most twice that of plain
+// Checks the turbo attention kernels on the CPU against double precision on the decoded cache: an error of at most twice that of plain
 // f32 arithmetic (the tensor core kernel: of f32 sums of f16 operands), in every order of threads the same bits, no fault; NaN scales; and how many bytes a decoded token reads.
 //
 //   test-turbo-fattn [-v] [quick | traffic]    quick: few small cases (planted faults run it); traffic: only the bytes
@@ -182,36 +182,43 @@ static void test_traffic() {
     const emu::device_props device = emu::device;
     emu::device.nsm = 132;
     emu::device.l2  = 132*(64 << 10); // 64 KiB a multiprocessor: a GTX 1660 has 70, an RTX 3090 75, an H200 388
-    const struct { const char * kernel; int64_t d, group; ggml_type type; } cases[] = {
-        { "vec", 128, 4, GGML_TYPE_TURBO3 }, { "vec", 128, 4, GGML_TYPE_TURBO4 }, { "vec", 128, 1, GGML_TYPE_TURBO2 }, { "vec",  64,  3, GGML_TYPE_TURBO3 },
-        { "vec", 256, 4, GGML_TYPE_TURBO3 }, { "vec", 128, 8, GGML_TYPE_TURBO4 }, { "vec", 128, 8, GGML_TYPE_TURBO2 }, { "mma", 128, 16, GGML_TYPE_TURBO3 },
+    // blocks: those that read each byte of the cache
+    const struct { const char * kernel; int64_t dk, dv, n_head_kv, group; ggml_type type; bool v_of_k; double blocks; } cases[] = {
+        { "vec",  128, 128, 8,  4, GGML_TYPE_TURBO3, false, 1.0 }, { "vec",  128, 128, 8,  4, GGML_TYPE_TURBO4, false, 1.0 },
+        { "vec",  128, 128, 8,  1, GGML_TYPE_TURBO2, false, 1.0 }, { "vec",   64,  64, 8,  3, GGML_TYPE_TURBO3, false, 1.0 },
+        { "vec",  256, 256, 8,  4, GGML_TYPE_TURBO3, false, 1.0 }, { "vec",  128, 128, 8,  8, GGML_TYPE_TURBO4, false, 1.0 },
+        { "vec",  128, 128, 8,  8, GGML_TYPE_TURBO2, false, 1.0 }, { "mma",  128, 128, 8, 16, GGML_TYPE_TURBO3, false, 1.0 },
+        { "tile", 576, 512, 1, 16, GGML_TYPE_TURBO3, true,  2.0 }, // MLA of 16 heads: 8 rows a block
     };
     printf("bytes read for a token, of the packed cache's: by blocks, each byte once a block, and from DRAM\n"
-           "       d group type        keys blocks   K + V   queries  mask   partial results  all    DRAM\n");
+           "      dk  dv heads group type        keys blocks   K + V   queries  mask   partial results  all    DRAM\n");
     for (const auto & x : cases) {
         for (int64_t n_kv : { 1024, 4096, 32768 }) {
-            fixture f({ x.d, x.d, n_kv, 1, 8, x.group, 1, resolve(x.type, x.d), resolve(x.type, x.d), false, CAUSAL, false, 0.0f, 0.0f }, 1);
+            fixture f({ x.dk, x.dv, n_kv, 1, x.n_head_kv, x.group, 1, resolve(x.type, x.dk), resolve(x.type, x.dv), x.v_of_k, CAUSAL, false, 0.0f, 0.0f }, 1);
             emu::reset_traffic();
             emu::take_launches();
             f.run(compute);
             check::no_faults("traffic");
             const auto attention = emu::take_launches().at(0);
-            check::that(attention.kernel.find(x.kernel) != std::string::npos, "d=%d group=%d: %s runs, not %s", (int) x.d, (int) x.group, attention.kernel.c_str(), x.kernel);
+            check::that(attention.kernel.find(x.kernel) != std::string::npos, "%s: %s runs, not %s", f.c.str().c_str(), attention.kernel.c_str(), x.kernel);
+            std::vector<std::pair<int, emu::traffic>> parts = { // column, bytes
+                { 0, emu::traffic_of(f.k->data) }, { 1, emu::traffic_of(f.q->data) }, { 2, emu::traffic_of(f.mask->data) }, { 3, emu::traffic_of_pool() },
+            };
+            if (!x.v_of_k) {
+                parts.push_back({ 0, emu::traffic_of(f.v->data) });
+            }
             const double cache = (double) f.packed_bytes();
             double by_block[4] = {}, all = 0.0, dram = 0.0;
-            int part = 0, n = 0;
-            for (const auto & t : { emu::traffic_of(f.k->data), emu::traffic_of(f.v->data), emu::traffic_of(f.q->data), emu::traffic_of(f.mask->data), emu::traffic_of_pool() }) {
-                by_block[part] += t.read.by_block/cache;
+            for (const auto & [column, t] : parts) {
+                by_block[column] += t.read.by_block/cache;
                 all  += t.read.by_block/cache;
                 dram += t.read.dram/cache;
-                part += n++ > 0; // K and V are one part
             }
-            printf("%s %4d %5d %-10s %5d %6u   %.3f   %.3f    %.3f  %.3f            %.3f  %.3f\n", x.kernel, (int) x.d, (int) x.group, ggml_type_name(f.c.type_k), (int) n_kv,
-                attention.grid[0]*attention.grid[1]*attention.grid[2], by_block[0], by_block[1], by_block[2], by_block[3], all, dram);
+            printf("%-4s %3d %3d %5d %5d %-10s %5d %6u   %.3f   %.3f    %.3f  %.3f            %.3f  %.3f\n", x.kernel, (int) x.dk, (int) x.dv, (int) x.n_head_kv, (int) x.group,
+                ggml_type_name(f.c.type_k), (int) n_kv, attention.grid[0]*attention.grid[1]*attention.grid[2], by_block[0], by_block[1], by_block[2], by_block[3], all, dram);
             fflush(stdout);
-            check::that(by_block[0] == 1.0, "d=%d %s: the cache is read %.3f times", (int) x.d, ggml_type_name(f.c.type_k), by_block[0]);
-            check::that(dram <= 1.1, "d=%d group=%d %s, %d keys: %.3f of the packed cache's bytes come from DRAM", (int) x.d, (int) x.group,
-                ggml_type_name(f.c.type_k), (int) n_kv, dram);
+            check::that(by_block[0] == x.blocks, "%s: blocks read the cache %.3f times, not %.0f", f.c.str().c_str(), by_block[0], x.blocks);
+            check::that(dram <= 1.1, "%s: %.3f of the packed cache's bytes come from DRAM", f.c.str().c_str(), dram);
         }
     }
     emu::device = device;

@@ -132,6 +132,45 @@ void check_shared(uintptr_t p, size_t n, bool write, uintptr_t pc) {
     }
 }
 
+// Blocks run one after the other here, and as many as fit on the multiprocessors at once on a device: L2 is shown the accesses of such a wave in
+// turns, one sector of each block at a time.
+struct sector_access { uintptr_t p; buffer * b; bool write; };
+std::vector<std::vector<sector_access>> wave; // of each block
+uint64_t wave_block = 0;                      // block_serial of the last
+
+void settle_wave() {
+    size_t longest = 0;
+    for (const auto & block : wave) {
+        longest = std::max(longest, block.size());
+    }
+    for (size_t i = 0; i < longest; ++i) {
+        for (const auto & block : wave) {
+            if (i < block.size()) {
+                const sector_access & a = block[i];
+                traffic::direction & c = a.write ? a.b->counts.write : a.b->counts.read;
+                c.dram += (a.write ? l2.store(a.p) : l2.load(a.p)) ? l2_cache::SECTOR : 0;
+            }
+        }
+    }
+    wave.clear();
+}
+
+void to_l2(buffer & b, uintptr_t p, size_t n, bool write) {
+    if (wave.empty() || wave_block != block_serial) {
+        if (wave.size() == (size_t) device.nsm*device.blocks_per_sm) {
+            settle_wave();
+        }
+        wave.emplace_back();
+        wave_block = block_serial;
+    }
+    auto & block = wave.back();
+    for (uintptr_t s = p/l2_cache::SECTOR*l2_cache::SECTOR; s < p + n; s += l2_cache::SECTOR) {
+        if (block.empty() || block.back().p != s || block.back().write != write) { // a repeat changes nothing
+            block.push_back({ s, &b, write });
+        }
+    }
+}
+
 void check_global(buffer & b, uintptr_t p, size_t n, bool write, uintptr_t pc) {
     const size_t size = b.hi - b.lo, at = p - b.lo;
     if (b.shadow.empty()) {
@@ -147,9 +186,7 @@ void check_global(buffer & b, uintptr_t p, size_t n, bool write, uintptr_t pc) {
             c.by_block++;
         }
     }
-    for (uintptr_t s = p/l2_cache::SECTOR*l2_cache::SECTOR; s < p + n; s += l2_cache::SECTOR) {
-        c.dram += (write ? l2.store(s) : l2.load(s)) ? l2_cache::SECTOR : 0;
-    }
+    to_l2(b, p, n, write);
 
     const char * verb = nullptr;
     bool same_value_ok = false;
@@ -231,7 +268,10 @@ void check_access(uintptr_t p, size_t n, bool write, bool aligned, uintptr_t pc)
     }
 }
 
-void launch_finished() { settle_pending(); }
+void launch_finished() {
+    settle_pending();
+    settle_wave();
+}
 
 void atomic_access(const void * p, size_t n) {
     // atomics do not race with each other: only bounds are checked
