@@ -218,7 +218,10 @@ static void test_traffic() {
                 ggml_type_name(f.c.type_k), (int) n_kv, attention.grid[0]*attention.grid[1]*attention.grid[2], by_block[0], by_block[1], by_block[2], by_block[3], all, dram);
             fflush(stdout);
             check::that(by_block[0] == x.blocks, "%s: blocks read the cache %.3f times, not %.0f", f.c.str().c_str(), by_block[0], x.blocks);
-            check::that(dram <= 1.1, "%s: %.3f of the packed cache's bytes come from DRAM", f.c.str().c_str(), dram);
+            // At 1024 keys, MLA's queries (16 heads x 576 f32) alone are more than a tenth of the cache that these heads share: no kernel can read less than
+            // both once. Elsewhere the bar is 1.1.
+            const double queries = (double) ggml_nbytes(f.q)/cache, limit = queries > 0.1 ? 1.1 + queries : 1.1;
+            check::that(dram <= limit, "%s: %.3f of the packed cache's bytes come from DRAM, more than %.3f", f.c.str().c_str(), dram, limit);
         }
     }
     emu::device = device;

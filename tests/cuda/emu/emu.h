@@ -39,7 +39,8 @@ bool instrumented();
 //   requested: bytes of all loads or stores of all threads
 //   by_block:  bytes that a block touches at least once, summed over blocks: what reaches the multiprocessors if a block's repeats hit its L1
 //   dram:      bytes that an L2 cache of device.l2 bytes, empty at reset_traffic(), reads from DRAM and writes back to it (emu_l2.h); what it
-//              still holds in the end will be written back, and is counted
+//              still holds in the end will be written back, and is counted. It sees the accesses of device.nsm x device.blocks_per_sm blocks in
+//              turns, as they run at once on a device
 struct traffic {
     struct direction { uint64_t requested = 0, by_block = 0, dram = 0; } read, write;
 };
